@@ -1,0 +1,17 @@
+// AdamW (Loshchilov & Hutter, 2019), decoupled decay, as torch.optim.AdamW:
+//   g = clip_scale * g;   p -= lr * weight_decay * p
+//   m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
+//   p -= lr / (1 - beta1^step) * m / (sqrt(v / (1 - beta2^step)) + eps)
+#pragma once
+
+#include "layers/core/device.h"
+#include "layers/core/tensor.h"
+
+struct AdamWStep {
+  double lr = 0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0;
+  double clip_scale = 1;  ///< multiplies the gradient first
+  int64_t step = 1;       ///< counts from 1
+};
+
+/// p, m, v (n) updated in place <- g (n); all of one dtype (F32, F64). One pass over memory.
+void adamw_update(Device& device, Tensor p, Tensor m, Tensor v, ConstTensor g, const AdamWStep& step);

@@ -1,0 +1,34 @@
+// Causal grouped-query attention over packed documents, in blocks with an online softmax (FlashAttention, Dao 2023):
+// no (T, T) memory; blocks that the mask hides whole are never computed, so that time is linear in the documents'
+// sizes.
+//
+//   s_ij = scale * q_i . k_j;   softcap > 0: s = cap * tanh(s / cap)
+//   i sees j: same document, j <= i, and i - j < window when window > 0
+//   o_i = sum_j softmax(s_i)_j v_j;   lse_i = log sum_j exp(s_ij)
+// Query head h reads kv head h / (NH / NKV).
+#pragma once
+
+#include <span>
+
+#include "layers/core/device.h"
+#include "layers/core/tensor.h"
+
+struct AttentionShape {
+  int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
+  double scale = 0;
+  double softcap = 0;  ///< 0 = none
+  int64_t window = 0;  ///< 0 = all
+};
+
+/// Bytes of scratch that a call needs for sequences of at most `max_seqlen` tokens and T tokens in all: one buffer for
+/// all threads, given by the caller so that nothing is allocated in the loop.
+size_t attention_workspace_bytes(const AttentionShape& shape, DType dtype, int64_t T, int64_t max_seqlen);
+
+/// o (T, NH, HD), lse (NH, T) F32 (F64 for F64) <- qkv (T, NH + 2 NKV, HD): q heads, k heads, v heads.
+/// cu_seqlens: host, N + 1 entries, 0 .. T, increasing.
+void attention_forward(Device& device, Tensor o, Tensor lse, ConstTensor qkv, std::span<const int64_t> cu_seqlens,
+                       const AttentionShape& shape, Tensor workspace);
+
+/// dqkv (T, NH + 2 NKV, HD) = gradient of qkv <- do (T, NH, HD) and what the forward had.
+void attention_backward(Device& device, Tensor dqkv, ConstTensor d_o, ConstTensor qkv, ConstTensor o, ConstTensor lse,
+                        std::span<const int64_t> cu_seqlens, const AttentionShape& shape, Tensor workspace);

@@ -1,0 +1,52 @@
+// A device is where tensors live and ops run: its kind, memory and streams. No op and no option lives here.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#ifdef TRAIN_GPT_CUDA
+inline constexpr bool kHasCuda = true;
+#else
+inline constexpr bool kHasCuda = false;
+#endif
+
+enum class DeviceKind { Cpu, Cuda };
+
+class Device {
+ public:
+  static Device cpu() { return Device(DeviceKind::Cpu, 0); }
+  /// The CUDA device `ordinal` of this host; an error that names the remedy when there is none.
+  static Device cuda(int ordinal);
+
+  Device(Device&& other) noexcept;
+  Device& operator=(Device&&) = delete;
+  ~Device();
+
+  DeviceKind kind() const { return kind_; }
+  bool is_cuda() const { return kind_ == DeviceKind::Cuda; }
+  /// "cpu" or "cuda:0".
+  std::string name() const;
+  /// The compute stream (a cudaStream_t; null on the CPU).
+  void* stream() const { return stream_; }
+
+  /// Zero-filled memory, aligned for every access; an Error names the size when there is not enough.
+  void* allocate(size_t size_bytes);
+  void deallocate(void* data, size_t size_bytes) noexcept;
+  void fill_zero(void* data, size_t size_bytes);
+  void copy_from_host(void* to, const void* from, size_t size_bytes);
+  void copy_to_host(void* to, const void* from, size_t size_bytes);
+  void synchronize();
+
+ private:
+  Device(DeviceKind kind, int ordinal) : kind_(kind), ordinal_(ordinal) {}
+
+  DeviceKind kind_;
+  int ordinal_;
+  void* stream_ = nullptr;
+};
+
+/// CUDA devices that this process can use: 0 when built with CUDA=0, without a driver, or without a GPU.
+int cuda_device_count();
+
+/// Raised by the front door of a layer that has no CUDA kernels.
+void require_cpu(const Device& device, const char* op);

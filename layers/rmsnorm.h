@@ -1,0 +1,28 @@
+// RMSNorm (Zhang & Sennrich, 2019) over the last dimension.
+//
+//   rstd = 1 / sqrt(mean(x^2) + eps)        xhat = x * rstd        sums in fp32 (fp64 for F64)
+//   Plain:    y = w * cast(xhat)            Llama, Qwen, Mistral, Phi-3: rounded to the dtype BEFORE the weight
+//   LateCast: y = cast(w * xhat)            OLMo2, gpt-oss
+//   OnePlus:  y = cast(xhat * (1 + w))      Gemma
+//
+// The three differ in bf16 rounding only, but for OnePlus, whose weight is stored as w - 1.
+// CUDA: rmsnorm.cu.
+#pragma once
+
+#include "layers/core/device.h"
+#include "layers/core/tensor.h"
+
+enum class NormKind { Plain, LateCast, OnePlus };
+
+/// y (..., C), rstd (rows) F32 (F64 for F64) <- x (..., C), w (C). y may be x's own memory.
+void rmsnorm_forward(Device& device, Tensor y, Tensor rstd, ConstTensor x, ConstTensor w, double eps, NormKind kind);
+
+/// dx (..., C) = gradient of x; dw (C) += gradient of w, accumulated in dw's own dtype. dx may be dy's own memory.
+void rmsnorm_backward(Device& device, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor rstd,
+                      ConstTensor w, NormKind kind);
+
+// CUDA kernels (rmsnorm.cu); called by the front doors above after the contract is checked.
+void rmsnorm_forward_cuda(Device& device, Tensor y, Tensor rstd, ConstTensor x, ConstTensor w, double eps,
+                          NormKind kind);
+void rmsnorm_backward_cuda(Device& device, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor rstd,
+                           ConstTensor w, NormKind kind);

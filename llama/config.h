@@ -1,0 +1,105 @@
+// ModelConfig: what a checkpoint is, as knobs; read from a Hugging Face config.json. One decoder runs every family:
+// nothing outside config.cpp and params.cpp asks for a model_type.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "layers/rmsnorm.h"
+
+enum class QkNorm { None, PerHead, Full };  ///< RMSNorm of q and k: per head (HD), or over the whole projection
+enum class Activation { SwiGlu, GeGluTanh };
+enum class RopePairing { HalfSplit, Interleaved };  ///< rotated pairs: (m, m + r/2), or (2m, 2m + 1)
+
+/// One rotary table: how inv_freq is made (Hugging Face `rope_scaling` / `rope_parameters`).
+struct RopeConfig {
+  std::string type = "default";  ///< default | linear | dynamic | llama3 | yarn | longrope
+  double theta = 1e4;
+  int64_t rotary_dim = 0;  ///< r: the first r of HD dimensions rotate
+  RopePairing pairing = RopePairing::HalfSplit;
+  int64_t max_position_embeddings = 0;           ///< P
+  int64_t original_max_position_embeddings = 0;  ///< O (llama3, yarn, longrope)
+  std::optional<double> factor;
+  double low_freq_factor = 1, high_freq_factor = 4;  // llama3
+  double beta_fast = 32, beta_slow = 1;              // yarn
+  bool truncate = true;                              // yarn
+  std::optional<double> attention_factor, mscale, mscale_all_dim;
+  std::vector<double> short_factor, long_factor;  // longrope, (r/2) each
+
+  /// Whether inv_freq depends on the longest document of the batch (dynamic, longrope).
+  bool depends_on_length() const { return type == "dynamic" || type == "longrope"; }
+};
+
+struct RopeTable {
+  std::vector<float> inv_freq;  ///< (r/2)
+  double attention_factor = 1;  ///< multiplies cos and sin
+};
+
+/// The table for a batch whose longest document has `max_document_tokens` tokens (max(position) + 1).
+RopeTable make_rope_table(const RopeConfig& rope, int64_t max_document_tokens);
+
+struct LayerConfig {
+  int64_t window = 0;  ///< W: token i sees j with 0 <= i - j < W; 0 = all
+  int rope = 0;        ///< index into ModelConfig::ropes; -1 = no rotary embedding (NoPE)
+};
+
+/// Hugging Face names of a block's norms below "model.layers.N."; empty = the block has no such norm.
+struct BlockNormNames {
+  std::string attn_in, attn_out, mlp_in, mlp_out;
+};
+
+struct ModelConfig {
+  std::string model_type;    ///< "llama", for messages and for saving
+  std::string architecture;  ///< "LlamaForCausalLM"
+
+  int64_t vocab_size = 0, hidden_size = 0, intermediate_size = 0, num_layers = 0;  // V, C, F, L
+  int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;                           // NH, NKV, HD
+  int64_t max_position_embeddings = 0;
+
+  // Embedding and head
+  bool tie_word_embeddings = false;
+  double embed_scale = 1;     ///< multiplies the lookup only (Gemma)
+  double final_softcap = 0;   ///< cap * tanh(z / cap) on the logits; 0 = none
+  int64_t pad_token_id = -1;  ///< nn.Embedding(padding_idx): its lookup has no gradient; -1 = none
+  double initializer_range = 0.02;
+
+  // Norms. A residual branch is h += out_norm(f(in_norm(h))) with the norms that exist.
+  NormKind norm = NormKind::Plain;
+  double norm_eps = 1e-6;
+  BlockNormNames norms;
+
+  // Attention
+  QkNorm qk_norm = QkNorm::None;
+  bool qkv_bias = false, o_bias = false;
+  double attention_scale = 0;    ///< multiplies q . k
+  double attention_softcap = 0;  ///< cap * tanh(s / cap) on the scores; 0 = none
+  std::vector<RopeConfig> ropes;
+  std::vector<LayerConfig> layers;  ///< (L)
+
+  // MLP
+  Activation activation = Activation::SwiGlu;
+  bool mlp_bias = false;
+
+  // On disk
+  bool fused_qkv_on_disk = false, fused_gate_up_on_disk = false;  ///< Phi-3
+
+  nlohmann::json hf;  ///< config.json as read: whatever is not a knob is carried into the saved one
+
+  int64_t q_dim() const { return num_heads * head_dim; }
+  int64_t kv_dim() const { return num_kv_heads * head_dim; }
+  int64_t qkv_dim() const { return q_dim() + 2 * kv_dim(); }
+};
+
+/// Reads `path`/config.json (or `path` itself when it is a file). An Error names the file, the key and the remedy; a
+/// model_type or knob that is not supported is refused by name, with the list of those that are.
+ModelConfig load_model_config(const std::filesystem::path& path);
+/// The same from a parsed config.json; `where` is for messages.
+ModelConfig parse_model_config(const nlohmann::json& hf, const std::string& where);
+
+/// What config.json says in a saved checkpoint: opens with equal logits in transformers 4.57 and 5.24 (both RoPE
+/// layouts, both dtype keys, floats as floats). `torch_dtype` is "float32" or "bfloat16".
+nlohmann::json config_to_save(const ModelConfig& config, const std::string& torch_dtype);

@@ -1,0 +1,90 @@
+// RunConfig: what this run does. One table (run_config.cpp) declares each option once: name, type, default, help and
+// check; the JSON reader, the command line, the echo, `--help` and the README's table are made from it.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+/// A source of documents: a file, or a glob of files. On the command line and in JSON: "path", or {"path", "weight"}.
+struct SourceConfig {
+  std::string path;
+  double weight = 1;  ///< how often its documents come in one epoch: 2 = twice, 0.5 = every other one
+};
+
+struct RunConfig {
+  struct Model {
+    std::string path;
+    std::string init = "pretrained";  ///< pretrained | random
+    uint64_t seed = 42;
+  } model;
+  struct Data {
+    std::vector<SourceConfig> train, eval;
+    std::string format = "auto";  ///< auto | jsonl | megatron | llmc | bytes
+    int64_t seq_len = 4096;
+    std::string packing = "best_fit";      ///< best_fit | concat | none
+    std::string long_documents = "split";  ///< split | truncate | drop | error
+    bool shuffle = true;
+    uint64_t seed = 42;
+    std::string cache_dir;  ///< where JSONL indexes are kept; empty = the user's cache directory
+  } data;
+  struct BatchSizes {
+    int64_t micro_batch_size = 1, global_batch_size = 8;  ///< rows of seq_len tokens
+  } batch;
+  struct Optimizer {
+    std::string name = "adamw";
+    double lr = 1e-5;
+    double beta1 = 0.9, beta2 = 0.95;  ///< key: betas
+    double eps = 1e-8, weight_decay = 0.1, max_grad_norm = 1.0;
+    std::vector<std::string> no_decay = {"*norm*", "*bias"};  ///< globs on Hugging Face names
+  } optimizer;
+  struct Schedule {
+    std::string name = "cosine";  ///< constant | linear | cosine | wsd
+    int64_t warmup_steps = 0;
+    double min_lr_ratio = 0.1;
+    double decay_ratio = 0.2;  ///< wsd: the last share of the steps decays
+  } schedule;
+  struct Train {
+    std::optional<int64_t> steps;
+    std::optional<double> epochs;
+    std::string device = "auto";  ///< auto | cpu | cuda
+    std::string dtype = "auto";   ///< auto | fp32 | bf16
+    int64_t eval_every = 0;
+  } train;
+  struct Parallel {
+    int64_t sp_size = 1, cp_size = 1, dp_replicate_size = 1;
+  } parallel;
+  struct Memory {
+    std::string recompute = "none";  ///< none | block
+    int64_t loss_tile_tokens = 0;    ///< 0 = chosen by the plan
+  } memory;
+  struct Checkpoint {
+    std::string dir = "checkpoints";
+    int64_t every = 0;  ///< 0 = only at the end
+    int64_t keep = 2;
+    std::string resume = "auto";  ///< auto | never | PATH
+  } checkpoint;
+  struct Log {
+    std::string file;  ///< empty = <checkpoint.dir>/log.jsonl
+    int64_t every = 1;
+  } log;
+  struct Debug {
+    std::string dump_dir;  ///< empty = none
+    int64_t dump_steps = 1;
+    bool dump_logits = false;
+  } debug;
+
+  // Command line only
+  std::string config_path;
+  bool plan = false;  ///< --plan: print what would run, and stop
+  int64_t world = 0;  ///< --world N with --plan: as if on N ranks; 0 = as started
+};
+
+/// CONFIG.json, then --section.key value. Handles --help and --version (prints, exits 0). Every error names the key,
+/// the nearest known one when it is unknown, the value and what is legal.
+RunConfig parse_run_config(int argc, const char* const* argv);
+
+/// The resolved options as the JSON that would give the same run.
+nlohmann::json to_json(const RunConfig& run);

@@ -1,0 +1,97 @@
+#include "layers/rmsnorm.h"
+
+#include "test/testing.h"
+
+namespace {
+
+struct Case {
+  int64_t rows, C;
+  NormKind kind;
+};
+
+// One row, one column, tails of every vector width, more rows than partial sums.
+const Case kCases[] = {{1, 1, NormKind::Plain},    {3, 7, NormKind::LateCast},   {5, 64, NormKind::OnePlus},
+                       {33, 100, NormKind::Plain}, {130, 33, NormKind::OnePlus}, {1100, 24, NormKind::LateCast}};
+
+struct Problem {
+  HostTensor x, w, dy, y, rstd, dx, dw;
+
+  Problem(const Case& c, DType dtype)
+      : x(DType::F64, {c.rows, c.C}, "x"),
+        w(DType::F64, {c.C}, "w"),
+        dy(DType::F64, {c.rows, c.C}, "dy"),
+        y(dtype, {c.rows, c.C}, "y"),
+        rstd(dtype == DType::F64 ? DType::F64 : DType::F32, {c.rows}, "rstd"),
+        dx(dtype, {c.rows, c.C}, "dx"),
+        dw(rstd.dtype(), {c.C}, "dw") {
+    x = x.fill_normal(1, 2.0, 0.5).to(dtype);
+    w = w.fill_normal(2, 0.5, 1.0).to(dtype);
+    dy = dy.fill_normal(3).to(dtype);
+  }
+  void forward(NormKind kind) {
+    Device device = Device::cpu();
+    rmsnorm_forward(device, y, rstd, x, w, 1e-5, kind);
+  }
+  void backward(NormKind kind) {
+    Device device = Device::cpu();
+    rmsnorm_backward(device, dx, dw, dy, x, rstd, w, kind);
+  }
+};
+
+TEST(RmsNorm, gradients_equal_central_differences) {
+  for (const Case& c : kCases) {
+    Problem p(c, DType::F64);
+    p.forward(c.kind);
+    p.backward(c.kind);
+    const auto loss = [&] {
+      p.forward(c.kind);
+      return dot(p.dy, p.y);
+    };
+    expect_gradient(p.x, p.dx, loss, "dx");
+    expect_gradient(p.w, p.dw, loss, "dw");
+  }
+}
+
+TEST(RmsNorm, fp32_and_bf16_are_within_rounding_of_fp64) {
+  for (const Case& c : kCases) {
+    for (const DType dtype : {DType::F32, DType::BF16}) {
+      Problem low(c, dtype), exact(c, DType::F64);
+      exact.x = low.x.to(DType::F64), exact.w = low.w.to(DType::F64), exact.dy = low.dy.to(DType::F64);
+      for (Problem* p : {&low, &exact}) p->forward(c.kind), p->backward(c.kind);
+      // Every element is rounded at most four times; sums grow an error by at most sqrt(C) roundings of fp32.
+      const double tolerance =
+          dtype == DType::BF16 ? 4 * 0x1p-9 : 4 * 0x1p-24 * std::sqrt(static_cast<double>(c.C + c.rows));
+      EXPECT_LE(relative_l2(low.y.to(DType::F64), exact.y), tolerance) << c.rows << "x" << c.C;
+      if (c.C > 1) {  // with one column dx is a difference of equal numbers: all rounding
+        EXPECT_LE(relative_l2(low.dx.to(DType::F64), exact.dx), tolerance) << c.rows << "x" << c.C;
+      }
+      EXPECT_LE(relative_l2(low.dw.to(DType::F64), exact.dw), tolerance) << c.rows << "x" << c.C;
+    }
+  }
+}
+
+TEST(RmsNorm, weight_gradient_accumulates_and_dx_may_alias_dy) {
+  const Case c{33, 100, NormKind::Plain};
+  Problem once(c, DType::F32), twice(c, DType::F32);
+  once.forward(c.kind), twice.forward(c.kind);
+  once.backward(c.kind);
+  twice.backward(c.kind), twice.backward(c.kind);
+  for (int64_t i = 0; i < c.C; i++) EXPECT_FLOAT_EQ(twice.dw.get(i), 2 * once.dw.get(i));
+  Device device = Device::cpu();
+  rmsnorm_backward(device, twice.dy, twice.dw, twice.dy, twice.x, twice.rstd, twice.w, c.kind);
+  for (int64_t i = 0; i < once.dx.numel(); i++) ASSERT_EQ(twice.dy.get(i), once.dx.get(i));
+}
+
+TEST(RmsNorm, contract_violations_are_named) {
+  Device device = Device::cpu();
+  HostTensor x(DType::F32, {2, 8}, "x"), y(DType::F32, {2, 8}, "y"), rstd(DType::F32, {2}, "rstd"),
+      w(DType::F32, {7}, "w");
+  try {
+    rmsnorm_forward(device, y, rstd, x, w, 1e-5, NormKind::Plain);
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "rmsnorm_forward: w ('w') is F32 (7), expected F32 (8)");
+  }
+}
+
+}  // namespace
