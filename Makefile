@@ -38,7 +38,7 @@ CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 LDLIBS += -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib -lcudart_static -ldl -lrt
 endif
 ifeq ($(MPI),1)
-MPI_CPPFLAGS := $(shell $(MPICXX) --showme:compile 2>/dev/null)
+MPI_CPPFLAGS := -DOMPI_SKIP_MPICXX $(shell $(MPICXX) --showme:compile 2>/dev/null)
 LDLIBS += $(shell $(MPICXX) --showme:link 2>/dev/null)
 endif
 
