@@ -23,7 +23,8 @@ B := build/$(FLAVOUR)
 
 # ---- flags
 , := ,
-WARN := -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas
+# stringop-overflow and restrict: false alarms of GCC 12 inside fmt and std::string
+WARN := -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas -Wno-stringop-overflow -Wno-restrict
 OPT  := $(if $(filter 1,$(SAN)),-O1 -g -fsanitize=address$(,)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer,-O3 -g1)
 
 CPPFLAGS := -I. $(if $(filter 1,$(CUDA)),-DTRAIN_GPT_CUDA)
