@@ -84,11 +84,52 @@ $(B)/train_gpt.o: train_gpt.cu
 	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -MMD -MP -x c++ -c -o $@ $<
 endif
 
+# ---- demo: build, train on the embedded example, show a falling loss
+.PHONY: demo
+demo:
+	@scripts/install_deps.sh build
+	@$(MAKE) -j$(JOBS) --no-print-directory all
+	build/train_gpt configs/demo.json --checkpoint.resume never --checkpoint.dir $$(mktemp -d)/demo
+
 # ---- tests: one program per file
-TESTS := $(patsubst %.cpp,$(B)/%,$(sort $(wildcard test/unit/*_test.cpp test/numerics/*_test.cpp test/system/*_test.cpp)))
+TESTS := $(patsubst %.cpp,$(B)/%,$(sort $(wildcard test/unit/*_test.cpp test/numerics/*_test.cpp)))
+SYSTEM_TESTS := $(patsubst %.cpp,$(B)/%,$(sort $(wildcard test/system/*_test.cpp)))
 
 $(B)/test/%_test: $(B)/test/%_test.o $(LIB)
 	$(CXX) $(LDFLAGS) -o $@ $^ -lgtest -lgtest_main $(LDLIBS)
+
+.PHONY: test test-programs run-tests run-unit-tests
+test:
+	@scripts/install_deps.sh build test fuzz
+	@$(MAKE) --no-print-directory test-programs
+	@mkdir -p build && rm -f build/test.tally
+	@set +e; export TEST_TALLY=build/test.tally; \
+	  { $(MAKE) --no-print-directory run-tests && \
+	    $(MAKE) --no-print-directory SAN=1 run-unit-tests; } 2>&1 | tee build/test.log; exit $${PIPESTATUS[0]}
+
+test-programs:
+	@$(MAKE) -j$(JOBS) --no-print-directory all tests
+	@$(MAKE) -j$(JOBS) --no-print-directory SAN=1 tests
+
+.PHONY: tests
+tests: $(TESTS) $(SYSTEM_TESTS)
+
+run-tests:
+	@scripts/run_tests.sh $(TESTS) $(SYSTEM_TESTS)
+run-unit-tests:
+	@scripts/run_tests.sh $(TESTS)
+
+# ---- house keeping
+.PHONY: lint format clean help
+lint:
+	@scripts/install_deps.sh lint
+	@scripts/lint.sh
+format:
+	clang-format -i $$(git ls-files --cached --others --exclude-standard -- '*.cpp' '*.h' '*.cu' '*.cuh')
+clean:
+	rm -rf build
+help:
+	@sed -n '1,/^$$/p' Makefile | sed 's/^# \{0,1\}//'
 
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)
