@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The rules of the house that a machine can check: format, include order, shell, stand-alone. Prints each breach.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 status=0
 breach() {
   echo "lint: $1"
