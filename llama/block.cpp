@@ -119,11 +119,10 @@ BlockActivations place_block_activations(Arena& arena, const ModelConfig& c, DTy
   return a;
 }
 
-BlockScratch place_block_scratch(Arena& arena, const ModelConfig& c, DType dtype, int64_t T, int64_t max_seqlen) {
+BlockScratch place_block_scratch(Arena& arena, const ModelConfig& c, DType dtype, int64_t T) {
   size_t attention_bytes = 0;
   for (int layer = 0; layer < c.num_layers; layer++) {
-    attention_bytes =
-        std::max(attention_bytes, attention_workspace_bytes(attention_shape(c, layer), dtype, T, max_seqlen));
+    attention_bytes = std::max(attention_bytes, attention_workspace_bytes(attention_shape(c, layer), dtype, T));
   }
   BlockScratch s;
   s.branch = arena.place(dtype, {T, c.hidden_size}, "branch");

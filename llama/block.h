@@ -50,7 +50,7 @@ struct BlockScratch {
 };
 
 BlockActivations place_block_activations(Arena& arena, const ModelConfig& config, DType dtype, int64_t T);
-BlockScratch place_block_scratch(Arena& arena, const ModelConfig& config, DType dtype, int64_t T, int64_t max_seqlen);
+BlockScratch place_block_scratch(Arena& arena, const ModelConfig& config, DType dtype, int64_t T);
 
 /// What the batch brings to every block.
 struct BlockInputs {

@@ -62,7 +62,7 @@ Llama::Llama(Arena& arena, const ModelConfig& config, const ModelOptions& option
   // The head runs when no block does: their buffers overlap.
   const size_t shared = arena.mark();
   arena.begin_section("scratch of a block");
-  scratch_ = place_block_scratch(arena, config, dtype, T, options.max_seqlen);
+  scratch_ = place_block_scratch(arena, config, dtype, T);
   const size_t block_end = arena.mark();
   arena.rewind(shared);
   arena.begin_section("scratch of the loss (shares the block's)");

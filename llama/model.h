@@ -13,7 +13,6 @@
 struct ModelOptions {
   DType dtype = DType::F32;
   int64_t max_tokens = 0;  ///< T of the largest batch
-  int64_t max_seqlen = 0;  ///< of the longest document (or pad tail)
   int64_t loss_tile_tokens = 1024;
   bool recompute_blocks = false;  ///< keep only each block's input, run its forward again in the backward: same bits
 };

@@ -29,7 +29,6 @@ TrainState::TrainState(Arena& arena, const RunConfig& run, const ModelConfig& mo
 ModelOptions model_options(const RunConfig& run, const ModelConfig& model) {
   ModelOptions options;
   options.max_tokens = run.batch.micro_batch_size * run.data.seq_len;
-  options.max_seqlen = run.data.seq_len;
   options.loss_tile_tokens = run.memory.loss_tile_tokens > 0 ? std::min(run.memory.loss_tile_tokens, options.max_tokens)
                                                              : default_loss_tile(options.max_tokens, model.vocab_size);
   options.recompute_blocks = run.memory.recompute == "block";

@@ -140,5 +140,5 @@ class TestModel {
 };
 
 inline ModelOptions options_for(const Batch& batch, DType dtype = DType::F32) {
-  return {dtype, batch.size(), batch.size(), 16, false};
+  return {dtype, batch.size(), 16, false};
 }

@@ -17,7 +17,7 @@ bool bit_equal(const std::map<std::string, HostTensor>& a, const std::map<std::s
 }
 
 ModelOptions roomy(bool recompute = false) {
-  return {DType::F32, 512, 512, 64, recompute};
+  return {DType::F32, 512, 64, recompute};
 }
 
 TEST(Invariance, a_document_has_the_same_loss_packed_or_alone) {
