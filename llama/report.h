@@ -1,0 +1,15 @@
+// What is said before training starts: the run, the model, the data, the memory.
+#pragma once
+
+#include "data/loader.h"
+#include "layers/core/log.h"
+#include "llama/plan.h"
+
+void report_model(Console& console, const ModelConfig& model, const std::vector<ParamUnit>& units);
+void report_data(Console& console, const char* what, const DataSummary& summary);
+
+/// Rows, tokens and steps of the run.
+void report_steps(Console& console, const RunConfig& run, Loader& train, int64_t total_steps, int64_t total_rows);
+
+void report_memory(Console& console, const MemoryPlan& plan, const std::vector<RecomputeChoice>& choices,
+                   const RunConfig& run);
