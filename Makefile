@@ -25,10 +25,10 @@ B := build/$(FLAVOUR)
 , := ,
 # stringop-overflow and restrict: false alarms of GCC 12 inside fmt and std::string
 WARN := -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas -Wno-stringop-overflow -Wno-restrict
-OPT  := $(if $(filter 1,$(SAN)),-O1 -g -fsanitize=address$(,)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer,-O3 -g1)
+OPT   = $(if $(filter 1,$(SAN)),-O1 -g -fsanitize=address$(,)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer,$(LEVEL) -g1)
 
 CPPFLAGS := -I. $(if $(filter 1,$(CUDA)),-DTRAIN_GPT_CUDA)
-CXXFLAGS := -std=c++20 $(OPT) -march=$(ARCH) -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast $(WARN)
+CXXFLAGS = -std=c++20 $(OPT) -march=$(ARCH) -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast $(WARN)
 LDFLAGS  := -fopenmp $(if $(filter 1,$(SAN)),-fsanitize=address$(,)undefined)
 LDLIBS   := -lfmt -lopenblas -lpthread
 
@@ -66,6 +66,11 @@ $(LIB): $(OBJ)
 $(B)/%.o: %.cpp
 	@mkdir -p $(@D)
 	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -MMD -MP -c -o $@ $<
+
+# Loops over tensors are worth -O3; the rest is compiled for a short build.
+LEVEL := -O3
+$(B)/llama/%.o $(B)/test/%.o $(B)/train_gpt.o: LEVEL := -O1
+$(B)/data/%.o: LEVEL := -O2
 
 $(B)/comm/%.o: CPPFLAGS += $(MPI_CPPFLAGS)
 

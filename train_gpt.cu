@@ -236,8 +236,9 @@ int train(Communicator& world, int argc, char** argv) {
 
 int main(int argc, char** argv) {
   std::string who = "train_gpt";
+  std::unique_ptr<Communicator> world;  // outlives a failure: an unwound rank would wait for the others in its end
   try {
-    const auto world = make_world_communicator(&argc, &argv);
+    world = make_world_communicator(&argc, &argv);
     who = fmt::format("rank {}/{} {}", world->rank(), world->size(), world->host());
     return train(*world, argc, argv);
   } catch (const std::exception& e) {
