@@ -58,11 +58,12 @@ FileHandle FileSystem::open(const fs::path& path) const {
 void FileSystem::allocate(const FileHandle& file, const fs::path& path, int64_t size_bytes) const {
   if (const int error = fault("allocate", path)) fail_operation("allocate", path, error, size_bytes);
   if (size_bytes == 0) return;
-  if (retry([&] { return ::fallocate(file.fd(), 0, 0, size_bytes); }) == 0) return;
-  if (errno != EOPNOTSUPP && errno != ENOSYS) fail_operation("allocate", path, errno, size_bytes);
-  // A file system that cannot reserve blocks (NFS): ask whether they are there, and set the length.
+  // Asked first, because a file system may fill itself before it says that there is not enough.
   const int64_t available = free_bytes(path);
   if (available >= 0 && available < size_bytes) fail_operation("allocate", path, ENOSPC, size_bytes);
+  if (retry([&] { return ::fallocate(file.fd(), 0, 0, size_bytes); }) == 0) return;
+  if (errno != EOPNOTSUPP && errno != ENOSYS) fail_operation("allocate", path, errno, size_bytes);
+  // A file system that cannot reserve blocks (NFS): at least the length.
   if (retry([&] { return ::ftruncate(file.fd(), size_bytes); }) != 0) {
     fail_operation("allocate", path, errno, size_bytes);
   }
@@ -180,5 +181,6 @@ int64_t free_bytes(const fs::path& path) {
   if (::statvfs(path.c_str(), &status) != 0 && ::statvfs(fs::absolute(path).parent_path().c_str(), &status) != 0) {
     return -1;
   }
+  if (status.f_blocks == 0) return -1;
   return static_cast<int64_t>(status.f_bavail) * static_cast<int64_t>(status.f_frsize);
 }

@@ -124,6 +124,12 @@ Converter converter(DType from, DType to) {
   }
 }
 
+std::string join(const std::vector<int64_t>& numbers, const char* separator) {
+  std::string text;
+  for (const int64_t number : numbers) text += (text.empty() ? "" : separator) + std::to_string(number);
+  return text;
+}
+
 int64_t bytes_of(DType dtype, int64_t count) {
   return count * static_cast<int64_t>(size_of(dtype));
 }
@@ -148,7 +154,8 @@ std::vector<int64_t> read_integers(const json& entry, const char* key, const std
   values.reserve(found->size());
   for (const json& value : *found) {
     CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= INT64_MAX,
-          "{}: '{}' holds {}, where an integer from 0 to 2^63 - 1 is expected", where, key, value.type_name());
+          "{}: '{}' holds {}, where an integer from 0 to 2^63 - 1 is expected", where, key,
+          value.is_number() ? value.dump() : value.type_name());
     values.push_back(value.get<int64_t>());
   }
   return values;
@@ -169,9 +176,9 @@ TensorInfo parse_tensor(const json& entry, const std::string& where, int64_t dat
 
   const std::vector<int64_t> offsets = read_integers(entry, "data_offsets", where);
   CHECK(offsets.size() == 2 && offsets[0] <= offsets[1], "{}: data_offsets [{}] are not [begin, end]", where,
-        fmt::join(offsets, ", "));
+        join(offsets, ", "));
   CHECK(offsets[1] - offsets[0] == *size_bytes, "{} is {}, which takes {} bytes, but its data_offsets [{}] hold {}",
-        where, info.str(), *size_bytes, fmt::join(offsets, ", "), offsets[1] - offsets[0]);
+        where, info.str(), *size_bytes, join(offsets, ", "), offsets[1] - offsets[0]);
   CHECK(offsets[1] <= file_size - data_begin,
         "{} needs bytes up to {} of the data, but the file has only {}: it is truncated; copy or download it again",
         where, offsets[1], file_size - data_begin);
@@ -270,7 +277,7 @@ WriteLayout plan_file(std::vector<TensorToWrite> tensors, const std::map<std::st
           where, info.str());
     entries +=
         fmt::format("{}{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}", entries.empty() ? "" : ",",
-                    quoted(tensor.name), info.dtype_name, fmt::join(info.shape, ","), info.file_begin, info.file_end);
+                    quoted(tensor.name), info.dtype_name, join(info.shape, ","), info.file_begin, info.file_end);
     end = info.file_end;
     CHECK(layout.tensors.emplace(tensor.name, std::move(info)).second, "{} is to be written twice", where);
   }
@@ -296,7 +303,7 @@ int64_t TensorInfo::numel() const {
 }
 
 std::string TensorInfo::str() const {
-  return fmt::format("{} ({})", dtype_name, fmt::join(shape, ", "));
+  return fmt::format("{} ({})", dtype_name, join(shape, ", "));
 }
 
 SafetensorsHeader parse_safetensors_header(std::string_view text, int64_t file_size, const fs::path& path) {

@@ -56,7 +56,9 @@ std::vector<std::string> list_names(const fs::path& dir) {
 }
 
 std::string join(const std::vector<std::string>& lines) {
-  return fmt::format("{}", fmt::join(lines, ", "));
+  std::string text;
+  for (const std::string& line : lines) text += (text.empty() ? "" : ", ") + line;
+  return text;
 }
 
 std::vector<std::string> paths_of(const std::vector<Checkpoint>& checkpoints) {
@@ -154,7 +156,8 @@ fs::path pending_checkpoint_path(const fs::path& dir, int64_t step) {
 
 Checkpoint open_checkpoint(const fs::path& path) {
   const fs::path state_path = path / kStateFile;
-  CHECK(fs::exists(state_path), "'{}' is no complete checkpoint: it has no {}", path.string(), kStateFile);
+  std::error_code error;
+  CHECK(fs::exists(state_path, error), "'{}' is no complete checkpoint: it has no {}", path.string(), kStateFile);
   const std::string where = fmt::format("'{}'", state_path.string());
   const json state = parse_json(read_file(state_path), where);
   CHECK(state.is_object(), "{} is no JSON object", where);
@@ -171,7 +174,6 @@ Checkpoint open_checkpoint(const fs::path& path) {
   CHECK(state.contains("files") && state["files"].is_object(), "{} has no object 'files'", where);
   for (const auto& [name, value] : state["files"].items()) {
     const int64_t size_bytes = get_count(state["files"], name.c_str(), where);
-    std::error_code error;
     const auto found_bytes = fs::file_size(path / name, error);
     CHECK(!error, "'{}' is no complete checkpoint: '{}' cannot be found: {}", path.string(), name, error.message());
     CHECK(static_cast<int64_t>(found_bytes) == size_bytes,
@@ -191,7 +193,7 @@ FoundCheckpoints find_checkpoints(const fs::path& dir) {
       CHECK(checkpoint.state.step == *step, "'{}' says that it is step {}", (dir / name).string(),
             checkpoint.state.step);
       found.complete.push_back(std::move(checkpoint));
-    } catch (const Error& e) {
+    } catch (const std::exception& e) {
       found.incomplete.push_back(e.what());
     }
   }
@@ -285,11 +287,13 @@ void PendingCheckpoint::commit(const TrainerState& state) {
   const json text = {{"format", kStateFormat},           {"step", state.step}, {"num_tokens", state.num_tokens},
                      {"next_sample", state.next_sample}, {"run", state.run},   {"files", files}};
   for (const auto& [name, size_bytes] : files) file_system_.sync_path(path_ / name);
-  file_system_.write_file(path_ / kStateFile, text.dump(2) + "\n");
+  // A path in the run config that is not UTF-8 must not cost the checkpoint.
+  file_system_.write_file(path_ / kStateFile, text.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(path_)) {
     if (entry.is_directory()) file_system_.sync_path(entry.path());
   }
   file_system_.sync_path(path_);
+  open_checkpoint(path_);  // what is renamed is what discovery accepts
   file_system_.rename(path_, checkpoint_path(dir_, step_));
   committed_ = true;
   file_system_.sync_path(dir_);
