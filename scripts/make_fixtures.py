@@ -24,7 +24,8 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from packed import Batch, KeepFloat64, alone_logits, die, nll_sum, pack_rows, packed_logits, relative_l2, write_dump
+from common import die
+from packed import Batch, KeepFloat64, alone_logits, nll_sum, pack_rows, packed_logits, relative_l2, write_dump
 
 V, PAD = 97, 5
 DOCUMENT_TOKENS = ((1, 2, 9, 13), (13, 1, 6, 8))  # (rows, documents); the last 3 tokens of row 0 are padding

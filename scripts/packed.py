@@ -9,11 +9,9 @@ Letters: T tokens of a row, V vocabulary, N targets that count.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -24,15 +22,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.overrides import TorchFunctionMode
 
+from common import die
+
 IGNORE = -100  # a target without loss
 PADDING = -1  # the document id of padding
 BATCH_KEYS = ("input_ids", "targets", "positions", "document_ids")
-
-
-def die(message: str) -> NoReturn:
-    """A clear end: one line on stderr, exit code 1."""
-    print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr)
-    sys.exit(1)
 
 
 @dataclass
