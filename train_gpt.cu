@@ -12,6 +12,7 @@
 #include "comm/communicator.h"
 #include "data/loader.h"
 #include "layers/core/log.h"
+#include "layers/core/parallel.h"
 #include "llama/checkpoint.h"
 #include "llama/debug_dump.h"
 #include "llama/flops.h"
@@ -206,7 +207,9 @@ int train(Communicator& world, int argc, char** argv) {
 
     const double step_s = seconds_since(start);
     rate.add(step_s, static_cast<double>(result.num_tokens), result.flops);
-    StepMetrics metrics{step, result.loss, result.grad_norm, lr, result.num_tokens, result.num_loss_tokens};
+    StepMetrics metrics;
+    metrics.step = step, metrics.loss = result.loss, metrics.grad_norm = result.grad_norm, metrics.lr = lr;
+    metrics.num_tokens = result.num_tokens, metrics.num_loss_tokens = result.num_loss_tokens;
     metrics.tokens_per_s = static_cast<double>(result.num_tokens) / step_s;
     metrics.mfu = result.flops / step_s / peak_flops;
     metrics.step_ms = 1e3 * step_s;

@@ -50,7 +50,7 @@ void read_binary_tokens(const InputFile& file, int64_t offset, Encoding encoding
 }
 
 void for_each_token_block(const InputFile& file, int64_t offset, Encoding encoding, int64_t num_tokens,
-                          const Progress& progress,
+                          const IndexProgress& progress,
                           const std::function<void(int64_t, const int64_t*, int64_t)>& visit) {
   std::vector<char> buffer;
   std::vector<int64_t> tokens(static_cast<size_t>(std::min(num_tokens, kBlockTokens)));

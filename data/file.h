@@ -16,7 +16,7 @@
 static_assert(std::endian::native == std::endian::little, "every binary format here is little-endian");
 
 /// Called while bytes are read: done, total, and what is being done to which file.
-using Progress = std::function<void(int64_t done_bytes, int64_t total_bytes, const std::string& label)>;
+using IndexProgress = std::function<void(int64_t done_bytes, int64_t total_bytes, const std::string& label)>;
 
 class FileDescriptor {
  public:

@@ -348,7 +348,7 @@ void parse_jsonl_line(std::string_view line, JsonlDocument& out) {
   LineParser(line, out).parse();
 }
 
-void index_jsonl(const InputFile& file, IndexWriter& writer, const Progress& progress) {
+void index_jsonl(const InputFile& file, IndexWriter& writer, const IndexProgress& progress) {
   writer.stats.encoding = Encoding::Json;
   const std::string name = file.path().string();
   std::vector<char> buffer;

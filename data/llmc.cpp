@@ -37,7 +37,7 @@ bool is_llmc(const InputFile& file) {
   return variant_of(file).has_value();
 }
 
-void index_llmc(const InputFile& file, IndexWriter& writer, const Progress& progress) {
+void index_llmc(const InputFile& file, IndexWriter& writer, const IndexProgress& progress) {
   const std::string name = file.path().string();
   const auto variant = variant_of(file);
   CHECK(variant,

@@ -29,7 +29,7 @@ void check_options(const DataOptions& o) {
 
 }  // namespace
 
-Loader::Loader(const DataOptions& options, const Progress& progress)
+Loader::Loader(const DataOptions& options, const IndexProgress& progress)
     : options_(options),
       pack_options_{options.seq_len, parse_packing(options.packing), parse_long_documents(options.long_documents)},
       cache_(options.cache_dir),
@@ -41,7 +41,7 @@ Loader::Loader(const DataOptions& options, const Progress& progress)
   summarize();
 }
 
-void Loader::open_sources(const Progress& progress) {
+void Loader::open_sources(const IndexProgress& progress) {
   first_document_ = {0};
   for (const SourceSpec& source : options_.sources) {
     SourceSummary found{source.path, source.weight};

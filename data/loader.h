@@ -57,7 +57,7 @@ class Loader {
  public:
   /// Opens, indexes and checks every file, and packs the first epoch. Errors name file, place, numbers and remedy.
   /// When many processes of a machine load the same files, let one go first: the others find its indexes.
-  explicit Loader(const DataOptions& options, const Progress& progress = {});
+  explicit Loader(const DataOptions& options, const IndexProgress& progress = {});
 
   const DataSummary& summary() const { return summary_; }
 
@@ -92,7 +92,7 @@ class Loader {
   };
   using Row = std::vector<Piece>;
 
-  void open_sources(const Progress& progress);
+  void open_sources(const IndexProgress& progress);
   void check_documents() const;
   void summarize();
   const Epoch& epoch(int64_t index);

@@ -130,7 +130,7 @@ class DocumentReader {
 
 }  // namespace
 
-void index_megatron(const InputFile& idx, const InputFile& bin, IndexWriter& writer, const Progress& progress) {
+void index_megatron(const InputFile& idx, const InputFile& bin, IndexWriter& writer, const IndexProgress& progress) {
   const IdxHeader header = read_header(idx);
   writer.stats.encoding = header.encoding;
   DocumentReader reader(idx, bin, header);

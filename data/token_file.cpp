@@ -115,7 +115,7 @@ std::string key_line(const InputFile& file) {
                      fs::absolute(file.path()).string());
 }
 
-DocumentIndex open_index(const TokenPath& path, const InputFile& file, IndexCache& cache, const Progress& progress) {
+DocumentIndex open_index(const TokenPath& path, const InputFile& file, IndexCache& cache, const IndexProgress& progress) {
   std::optional<InputFile> idx;
   if (path.format == TokenFormat::Megatron) idx.emplace(path.index);
   const std::string key =
@@ -153,7 +153,7 @@ std::vector<TokenPath> find_token_files(const std::string& pattern, const std::s
   return files;
 }
 
-TokenFile::TokenFile(const TokenPath& path, int64_t vocab_size, IndexCache& cache, const Progress& progress)
+TokenFile::TokenFile(const TokenPath& path, int64_t vocab_size, IndexCache& cache, const IndexProgress& progress)
     : format_(path.format),
       file_(path.data),
       vocab_size_(vocab_size),

@@ -25,7 +25,7 @@ std::vector<TokenPath> find_token_files(const std::string& pattern, const std::s
 class TokenFile {
  public:
   /// Opens, indexes (or finds the index in `cache`) and checks. Token ids must be below `vocab_size`.
-  TokenFile(const TokenPath& path, int64_t vocab_size, IndexCache& cache, const Progress& progress);
+  TokenFile(const TokenPath& path, int64_t vocab_size, IndexCache& cache, const IndexProgress& progress);
 
   const std::filesystem::path& path() const { return file_.path(); }
   int64_t size_bytes() const { return file_.size_bytes(); }

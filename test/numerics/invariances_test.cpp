@@ -48,7 +48,7 @@ TEST(Invariance, changing_one_document_leaves_the_logits_of_another_bit_equal) {
       const bool inside = t >= 8 && t < 78;
       for (int64_t v = 0; v < V; v++) {
         const bool equal = before.get(t * V + v) == after.get(t * V + v);
-        if (!inside) ASSERT_TRUE(equal) << family << " token " << t;
+        ASSERT_TRUE(equal || inside) << family << " token " << t;
         changed += !equal;
       }
     }
@@ -125,7 +125,7 @@ TEST(Invariance, random_weights_depend_on_seed_and_name_only) {
   };
   for (const ShardPiece& piece : a.pieces()) {
     EXPECT_EQ(bytes(a, piece), bytes(b, piece)) << piece.disk->hf_name;
-    if (piece.param->init == Init::Normal) EXPECT_NE(bytes(a, piece), bytes(c, piece)) << piece.disk->hf_name;
+    EXPECT_EQ(bytes(a, piece) != bytes(c, piece), piece.param->init == Init::Normal) << piece.disk->hf_name;
   }
 }
 
