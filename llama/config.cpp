@@ -17,7 +17,8 @@ using nlohmann::json;
 namespace {
 
 // Bounds that no model reaches and that keep every product of sizes, in bytes, within 62 bits.
-constexpr int64_t kMaxWidth = int64_t{1} << 22, kMaxVocab = int64_t{1} << 24, kMaxLayers = 2048;
+constexpr int64_t kMaxWidth = int64_t{1} << 22, kMaxVocab = int64_t{1} << 24, kMaxLayers = 2048,
+                  kMaxHeadDim = int64_t{1} << 16;
 constexpr int64_t kMaxPositions = int64_t{1} << 40;
 constexpr size_t kMaxFileBytes = size_t{16} << 20;
 constexpr double kMaxMultiplier = 1e9;
@@ -38,7 +39,7 @@ constexpr const char* kNoMultiplier = "multipliers of this kind are not supporte
 constexpr const char* kCausalOnly = "only causal language models are supported";
 constexpr const char* kNoMla = "latent attention (DeepSeek's MLA) is not supported";
 
-constexpr std::array<DangerousKey, 31> kDangerousKeys = {{
+constexpr std::array<DangerousKey, 32> kDangerousKeys = {{
     {"quantization_config", HarmlessIf::Null,
      "the weights are quantised; use the checkpoint in bf16 or fp32 that it was made from"},
     {"compression_config", HarmlessIf::Null,
@@ -71,6 +72,7 @@ constexpr std::array<DangerousKey, 31> kDangerousKeys = {{
     {"scale_depth", HarmlessIf::NullOrOne, kNoMultiplier},
     {"final_logit_softcap", HarmlessIf::NullOrZero,
      "the key is final_logit_softcapping, and transformers ignores this one"},
+    {"lm_head_bias", HarmlessIf::NullOrFalse, "a bias of the head is not supported"},
     {"cross_attention_layers", HarmlessIf::Null, "cross-attention is not supported"},
     {"block_configs", HarmlessIf::Null, "blocks of different shapes are not supported"},
 }};
@@ -161,15 +163,17 @@ void read_sizes(ModelConfig& c, const ConfigReader& reader, const FamilyDefaults
                   "it must divide num_attention_heads, which is {} (an absent num_key_value_heads means {})",
                   c.num_heads, c.num_kv_heads);
   }
-  const auto head_dim =
-      reader.optional_integer("head_dim", d.head_dim ? std::optional<int64_t>(d.head_dim) : std::nullopt, 1, kMaxWidth);
+  const auto head_dim = reader.optional_integer(
+      "head_dim", d.head_dim ? std::optional<int64_t>(d.head_dim) : std::nullopt, 1, kMaxHeadDim);
   if (!head_dim && c.hidden_size % c.num_heads != 0) {
     reader.refuse("hidden_size", "it is not a multiple of num_attention_heads, {}, and there is no head_dim",
                   c.num_heads);
   }
   c.head_dim = head_dim.value_or(c.hidden_size / c.num_heads);
-  CHECK(c.num_heads * c.head_dim <= kMaxWidth, "{}: num_attention_heads {} times head_dim {} is more than {}",
-        reader.where(), c.num_heads, c.head_dim, kMaxWidth);
+  CHECK(c.head_dim <= kMaxHeadDim && c.num_heads * c.head_dim <= kMaxWidth,
+        "{}: {} heads (num_attention_heads) of width {} (head_dim) are too large, the limits are {} for a head and {} "
+        "for all",
+        reader.where(), c.num_heads, c.head_dim, kMaxHeadDim, kMaxWidth);
 }
 
 /// torch's padding_idx: negative values count from the end.
@@ -283,16 +287,14 @@ std::vector<bool> read_layer_types(const ConfigReader& reader, int64_t num_layer
   }
   std::vector<bool> sliding;
   for (const json& type : *list) {
-    const std::string name = type.is_string() ? type.get<std::string>() : type.dump();
-    const bool mixes_otherwise = name != "full_attention" && name != "sliding_attention" && name != "chunked_attention";
-    if (mixes_otherwise)
-      reader.refuse(key,
-                    "layer {} is \"{}\"; only full_attention and sliding_attention are supported: layers that mix "
-                    "tokens by recurrence, linear attention or convolution are not",
-                    sliding.size(), name);
-    if (name == "chunked_attention")
-      reader.refuse(key, "layer {} is \"{}\"; only full_attention and sliding_attention are supported", sliding.size(),
-                    name);
+    const std::string name = type.is_string() ? type.get<std::string>() : "";
+    if (name != "full_attention" && name != "sliding_attention") {
+      reader.refuse(
+          key,
+          "layer {} is {}; only full_attention and sliding_attention are supported, not chunks, and not layers "
+          "that mix tokens by recurrence, linear attention or convolution",
+          sliding.size(), ConfigReader::shown(type));
+    }
     sliding.push_back(name == "sliding_attention");
   }
   return sliding;
@@ -312,7 +314,8 @@ void read_nope_layers(ModelConfig& c, const ConfigReader& reader) {
     if (given) {
       const json& flag = (*list)[l];
       if (!flag.is_number_integer() || (flag != 0 && flag != 1))
-        reader.refuse(key, "element {} is {}, expected 1 (the layer has a rotary embedding) or 0", l, flag.dump());
+        reader.refuse(key, "element {} is {}, expected 1 (the layer has a rotary embedding) or 0", l,
+                      ConfigReader::shown(flag));
       has_rope = flag == 1;
     }
     c.layers[l].rope = has_rope ? 0 : -1;

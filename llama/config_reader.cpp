@@ -97,7 +97,7 @@ std::vector<double> ConfigReader::positive_numbers(const char* key, size_t count
   for (const json& element : *value) {
     const double x = element.is_number() ? element.get<double>() : std::nan("");
     if (!(x > 0) || !std::isfinite(x))
-      refuse(key, "element {} is {}, expected a number above 0", numbers.size(), element.dump());
+      refuse(key, "element {} is {}, expected a number above 0", numbers.size(), shown(element));
     numbers.push_back(x);
   }
   return numbers;
@@ -111,10 +111,8 @@ std::optional<ConfigReader> ConfigReader::child(const char* key) const {
   return ConfigReader(*value, where_, path_ + key);
 }
 
-std::string ConfigReader::shown(const char* key) const {
-  const json* value = find(key);
-  if (!value) return "absent";
-  std::string text = value->dump(-1, ' ', false, json::error_handler_t::replace);
+std::string ConfigReader::shown(const json& value) {
+  std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
   if (text.size() > kMaxShown) text = text.substr(0, kMaxShown) + "...";
   return text;
 }

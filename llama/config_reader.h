@@ -41,12 +41,14 @@ class ConfigReader {
   /// Throws: "config.json: "rope_scaling.factor" is -1: " and the message.
   template <class... Args>
   [[noreturn]] void refuse(const char* key, fmt::format_string<Args...> format, Args&&... args) const {
-    fail("{}: \"{}\" is {}: {}", where_, path_ + key, shown(key), fmt::format(format, std::forward<Args>(args)...));
+    fail("{}: \"{}\" is {}: {}", where_, path_ + key, find(key) ? shown(*find(key)) : "absent",
+         fmt::format(format, std::forward<Args>(args)...));
   }
 
- private:
-  std::string shown(const char* key) const;
+  /// The value as JSON, shortened for a message.
+  static std::string shown(const nlohmann::json& value);
 
+ private:
   const nlohmann::json* object_;
   std::string where_, path_;
 };

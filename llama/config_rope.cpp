@@ -75,15 +75,17 @@ void read_yarn(RopeConfig& rope, const ConfigReader& dict, const Family& family)
   rope.mscale_all_dim = dict.optional_number("mscale_all_dim", std::nullopt, 0, kMaxFactor);
 }
 
-/// Phi-3's rope_scaling can hold the two lists only, in files that transformers 4 opens.
-void refuse_what_phi3_files_cannot_say(const RopeConfig& rope, const ConfigReader& dict, const Family& family) {
-  if (family.rope_types.size() != 2) return;
+/// Refuses what a saved config.json could not tell transformers 4.
+void check_scaling_keys(const RopeConfig& rope, const ConfigReader& dict, const Family& family) {
+  if (family.rope_scaling_keys == RopeScalingKeys::TypeAndFactor && *rope.factor <= 1) {
+    dict.refuse("factor", "expected more than 1: transformers 4 opens no other {} file", family.model_type);
+  }
+  if (family.rope_scaling_keys != RopeScalingKeys::TypeAndLists) return;
   for (const char* key : {"factor", "attention_factor"}) {
-    if (dict.has(key))
-      dict.refuse(key,
-                  "a saved {} config.json cannot hold it for transformers 4; remove it, and the factor is "
-                  "max_position_embeddings / {}",
-                  family.model_type, rope.original_max_position_embeddings);
+    if (!dict.has(key)) continue;
+    dict.refuse(key,
+                "transformers 4 opens no {} file with it: remove it, and the factor is max_position_embeddings / {}",
+                family.model_type, rope.original_max_position_embeddings);
   }
 }
 
@@ -95,13 +97,13 @@ void read_scaling(RopeConfig& rope, const ConfigReader& top, const ConfigReader&
   if (!has_lists && !dict.find("factor")) dict.refuse("factor", "rope type {} needs it", rope.type);
   if (!may_derive && !dict.has("factor")) dict.refuse("factor", "rope type {} needs a number", rope.type);
   rope.factor = dict.optional_number("factor", std::nullopt, 0, kMaxFactor, true);
-  if (rope.type == "linear" || rope.type == "dynamic") return;
+  if (rope.type == "linear" || rope.type == "dynamic") return check_scaling_keys(rope, dict, family);
 
   rope.original_max_position_embeddings = read_original_positions(top, dict, family, rope.max_position_embeddings);
   if (rope.type == "llama3") return read_llama3(rope, dict);
   rope.attention_factor = dict.optional_number("attention_factor", std::nullopt, 0, kMaxFactor, true);
   if (rope.type == "yarn") return read_yarn(rope, dict, family);
-  refuse_what_phi3_files_cannot_say(rope, dict, family);
+  check_scaling_keys(rope, dict, family);
 }
 
 /// r: int(head_dim * partial_rotary_factor). With type "default", only some families heed the factor.

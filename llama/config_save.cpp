@@ -25,8 +25,7 @@ double resolved_factor(const RopeConfig& rope) {
 /// because the versions derive it from different keys.
 json rope_scaling(const RopeConfig& rope) {
   if (rope.type == "default") return nullptr;
-  json s = {{"rope_type", rope.type},
-            {"factor", rope.type == "yarn" || rope.type == "longrope" ? resolved_factor(rope) : *rope.factor}};
+  json s = {{"rope_type", rope.type}, {"factor", resolved_factor(rope)}};
   if (rope.original_max_position_embeddings)
     s["original_max_position_embeddings"] = rope.original_max_position_embeddings;
   if (rope.type == "llama3") {
@@ -62,22 +61,30 @@ double partial_rotary_factor(int64_t rotary_dim, int64_t head_dim) {
   return partial;
 }
 
+/// What transformers 4 reads; for some families it refuses all but a few keys.
+json rope_scaling_of_v4(const RopeConfig& rope, RopeScalingKeys keys) {
+  if (rope.type == "default") return nullptr;
+  switch (keys) {
+    case RopeScalingKeys::Any:
+      return rope_scaling(rope);
+    case RopeScalingKeys::TypeAndFactor:
+      return {{"type", rope.type}, {"factor", resolved_factor(rope)}};
+    case RopeScalingKeys::TypeAndLists:
+      return {{"type", rope.type}, {"short_factor", rope.short_factor}, {"long_factor", rope.long_factor}};
+  }
+  return nullptr;
+}
+
 void save_ropes(json& out, const ModelConfig& c, const Family& family) {
   const RopeConfig& rope = c.ropes.at(0);
   out["rope_theta"] = rope.theta;
-  out["rope_scaling"] = rope_scaling(rope);
+  out["rope_scaling"] = rope_scaling_of_v4(rope, family.rope_scaling_keys);
   out["rope_parameters"] = rope_parameters(rope);
-  out.erase("partial_rotary_factor");
-  out.erase("original_max_position_embeddings");
+  for (const char* key : {"partial_rotary_factor", "original_max_position_embeddings"}) out.erase(key);
   if (rope.type == "longrope") out["original_max_position_embeddings"] = rope.original_max_position_embeddings;
   if (family.rotates_partially) {
     const double partial = partial_rotary_factor(rope.rotary_dim, c.head_dim);
     out["partial_rotary_factor"] = out["rope_parameters"]["partial_rotary_factor"] = partial;
-    if (rope.type == "longrope") {  // transformers 4 refuses any other key
-      out["rope_scaling"] = {
-          {"type", "longrope"}, {"short_factor", rope.short_factor}, {"long_factor", rope.long_factor}};
-      for (const char* derived : {"factor", "attention_factor"}) out["rope_parameters"].erase(derived);
-    }
   }
   if (family.local_rope_theta) {
     const RopeConfig& local = c.ropes.at(1);
@@ -126,6 +133,9 @@ void save_maths(json& out, const ModelConfig& c, const Family& family) {
   out["rms_norm_eps"] = c.norm_eps;
   out["initializer_range"] = c.initializer_range;
   out["tie_word_embeddings"] = c.tie_word_embeddings;
+  for (const char* dropout : {"attention_dropout", "resid_pdrop", "embd_pdrop"}) {
+    if (out.contains(dropout)) out[dropout] = 0.0;
+  }
   out["pad_token_id"] = null_if(c.pad_token_id < 0, c.pad_token_id);
   if (family.qkv_bias == BiasRule::AttentionBiasKey) out["attention_bias"] = c.qkv_bias;
   if (family.has_mlp_bias_key) out["mlp_bias"] = c.mlp_bias;

@@ -21,6 +21,13 @@ enum class WindowRule {
   NopeLayers,       ///< the layers without rotary embedding
 };
 
+/// What the `rope_scaling` of transformers 4 may hold for this family; it refuses every other key.
+enum class RopeScalingKeys {
+  Any,
+  TypeAndFactor,  ///< OLMo2
+  TypeAndLists,   ///< Phi-3: short_factor and long_factor; everything else is derived
+};
+
 /// Sizes and values that transformers takes for a key that config.json does not have.
 struct FamilyDefaults {
   int64_t vocab_size, hidden_size, intermediate_size, num_layers, num_heads;
@@ -51,6 +58,7 @@ struct Family {
   bool has_window_period_key = false;       ///< PeriodicPattern: `sliding_window_pattern` overrides it
 
   std::vector<std::string_view> rope_types = {"default", "linear", "dynamic", "llama3", "yarn", "longrope"};
+  RopeScalingKeys rope_scaling_keys = RopeScalingKeys::Any;
   bool rotates_partially = false;                ///< partial_rotary_factor counts with rope_type "default"
   bool has_nope_layers = false;                  ///< `no_rope_layers`, `no_rope_layer_interval`
   double local_rope_theta = 0;                   ///< layers with a window have a rotary table of their own; 0 = none
