@@ -40,7 +40,7 @@ Config = dict[str, dict[str, Any]]
 
 
 def read_documents(run: Config, vocab_size: int) -> list[Document]:
-    """All documents of data.train, in order, none longer than seq_len."""
+    """All documents of data.train, in order; none longer than seq_len, but for packing concat."""
     data, documents = run["data"], []
     if data["format"] not in ("auto", "jsonl"):
         die(f'data.format is "{data["format"]}"; this loader reads jsonl only: use --batches')
@@ -60,7 +60,10 @@ def read_documents(run: Config, vocab_size: int) -> list[Document]:
                     die(f"{where}: {len(ids or [])} input_ids and {len(labels or [])} labels")
                 if not 0 <= min(ids) <= max(ids) < vocab_size:
                     die(f"{where}: a token id is outside the vocabulary of {vocab_size}")
-                documents += fit_length((ids, labels), data["seq_len"], data["long_documents"], where)
+                if data["packing"] == "concat":  # cut where a row ends
+                    documents.append((ids, labels))
+                else:
+                    documents += fit_length((ids, labels), data["seq_len"], data["long_documents"], where)
     return documents
 
 
