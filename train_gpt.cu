@@ -151,12 +151,11 @@ int train(Communicator& world, int argc, char** argv) {
   Device device = open_device(run, console);
   report_model(console, model, param_units(model));
 
-  const auto index_progress = [&](int64_t, int64_t, const std::string&) {};
-  Loader train_data(data_options(run, model, false), index_progress);
+  Loader train_data(data_options(run, model, false), report_indexing(console));
   report_data(console, "Training data", train_data.summary());
   std::optional<Loader> eval_data;
   if (!run.data.eval.empty()) {
-    eval_data.emplace(data_options(run, model, true), index_progress);
+    eval_data.emplace(data_options(run, model, true), report_indexing(console));
     report_data(console, "Evaluation data", eval_data->summary());
   }
   const int64_t global = run.batch.global_batch_size;
@@ -178,6 +177,8 @@ int train(Communicator& world, int argc, char** argv) {
 
   console.heading("Training");
   TrainerState trainer = resume_or_init(run, model, resumed, state, console);
+  if (resumed) report_changes(console, trainer.run, to_json(run));
+  if (trainer.step >= total_steps) console.info("all {} steps are done already", total_steps);
   trainer.run = to_json(run);
   console.info("device {}, {} threads, GEMM peak {:.1f} GFLOP/s", device.name(), num_threads(), peak_flops * 1e-9);
   MetricsLog log(log_path(run), trainer.step, console);

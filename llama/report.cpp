@@ -1,6 +1,9 @@
 #include "llama/report.h"
 
+#include <algorithm>
 #include <map>
+#include <memory>
+#include <optional>
 
 namespace {
 
@@ -41,6 +44,38 @@ void report_model(Console& console, const ModelConfig& model, const std::vector<
   table.rule();
   table.row({"total", std::to_string(total), format_count(static_cast<double>(total))});
   console.table(table);
+}
+
+IndexProgress report_indexing(Console& console) {
+  struct Bar {
+    std::string label;
+    std::optional<Progress> progress;
+  };
+  return [&console, bar = std::make_shared<Bar>()](int64_t done, int64_t total, const std::string& label) {
+    if (!bar->progress || bar->label != label) {
+      bar->label = label;
+      bar->progress.emplace(console, label, total, Progress::Unit::Bytes);
+    }
+    bar->progress->update(done);
+    if (done >= total) {
+      bar->progress->finish(done);
+      bar->progress.reset();
+    }
+  };
+}
+
+void report_changes(Console& console, const nlohmann::json& saved, const nlohmann::json& now) {
+  const nlohmann::json before = saved.flatten(), after = now.flatten();
+  std::vector<std::string> lines;
+  for (const auto& [pointer, value] : after.items()) {
+    if (pointer.starts_with("/checkpoint") || pointer.starts_with("/log") || pointer.starts_with("/debug")) continue;
+    const nlohmann::json old = before.contains(pointer) ? before.at(pointer) : nlohmann::json();
+    std::string key = pointer.substr(1);
+    std::replace(key.begin(), key.end(), '/', '.');
+    if (old != value)
+      lines.push_back(fmt::format("{} was {} when the checkpoint was saved, now {}", key, old.dump(), value.dump()));
+  }
+  for (const std::string& line : lines) console.warning("{}", line);
 }
 
 void report_data(Console& console, const char* what, const DataSummary& s) {
