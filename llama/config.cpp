@@ -1,0 +1,391 @@
+// Reads config.json into knobs, by the rules of transformers 5.24 (absent keys, nulls, derived layer types). What would
+// change the maths and is not supported is refused by name; other keys are carried along.
+#include "llama/config.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <fstream>
+#include <sstream>
+
+#include "llama/config_reader.h"
+#include "llama/config_rope.h"
+#include "llama/family.h"
+
+using nlohmann::json;
+
+namespace {
+
+// Bounds that no model reaches and that keep every product of sizes, in bytes, within 62 bits.
+constexpr int64_t kMaxWidth = int64_t{1} << 22, kMaxVocab = int64_t{1} << 24, kMaxLayers = 2048,
+                  kMaxHeadDim = int64_t{1} << 16;
+constexpr int64_t kMaxPositions = int64_t{1} << 40;
+constexpr size_t kMaxFileBytes = size_t{16} << 20;
+constexpr double kMaxMultiplier = 1e9;
+
+// ---- keys that change the maths
+
+enum class HarmlessIf { NullOrFalse, NullOrZero, NullOrOne, NullOrTrue, Null };
+
+struct DangerousKey {
+  const char* key;
+  HarmlessIf harmless;
+  const char* why;
+};
+
+constexpr const char* kNoDropout = "dropout is not supported; set it to 0.0 in config.json to train without";
+constexpr const char* kNoExperts = "mixtures of experts are not supported";
+constexpr const char* kNoMultiplier = "multipliers of this kind are not supported";
+constexpr const char* kCausalOnly = "only causal language models are supported";
+constexpr const char* kNoMla = "latent attention (DeepSeek's MLA) is not supported";
+
+constexpr std::array<DangerousKey, 32> kDangerousKeys = {{
+    {"quantization_config", HarmlessIf::Null,
+     "the weights are quantised; use the checkpoint in bf16 or fp32 that it was made from"},
+    {"compression_config", HarmlessIf::Null,
+     "the weights are compressed; use the checkpoint in bf16 or fp32 that it was made from"},
+    {"attention_dropout", HarmlessIf::NullOrZero, kNoDropout},
+    {"resid_pdrop", HarmlessIf::NullOrZero, kNoDropout},
+    {"embd_pdrop", HarmlessIf::NullOrZero, kNoDropout},
+    {"hidden_dropout", HarmlessIf::NullOrZero, kNoDropout},
+    {"use_bidirectional_attention", HarmlessIf::NullOrFalse, kCausalOnly},
+    {"is_causal", HarmlessIf::NullOrTrue, kCausalOnly},
+    {"is_encoder_decoder", HarmlessIf::NullOrFalse, kCausalOnly},
+    {"add_cross_attention", HarmlessIf::NullOrFalse, kCausalOnly},
+    {"num_experts", HarmlessIf::NullOrZero, kNoExperts},
+    {"num_local_experts", HarmlessIf::NullOrZero, kNoExperts},
+    {"n_routed_experts", HarmlessIf::NullOrZero, kNoExperts},
+    {"moe_num_experts", HarmlessIf::NullOrZero, kNoExperts},
+    {"q_lora_rank", HarmlessIf::NullOrZero, kNoMla},
+    {"kv_lora_rank", HarmlessIf::NullOrZero, kNoMla},
+    {"alibi", HarmlessIf::NullOrFalse, "position biases (ALiBi) are not supported"},
+    {"rope_interleave", HarmlessIf::NullOrFalse, "this family rotates halves, and transformers ignores the key"},
+    {"rope_interleaved", HarmlessIf::NullOrFalse, "this family rotates halves, and transformers ignores the key"},
+    {"clip_qkv", HarmlessIf::Null, "clipping of q, k and v is not supported"},
+    {"attention_chunk_size", HarmlessIf::Null, "chunked attention is not supported"},
+    {"embedding_multiplier", HarmlessIf::NullOrOne, kNoMultiplier},
+    {"residual_multiplier", HarmlessIf::NullOrOne, kNoMultiplier},
+    {"attention_multiplier", HarmlessIf::NullOrOne, kNoMultiplier},
+    {"logits_scaling", HarmlessIf::NullOrOne, kNoMultiplier},
+    {"logit_scale", HarmlessIf::NullOrOne, kNoMultiplier},
+    {"scale_emb", HarmlessIf::NullOrOne, kNoMultiplier},
+    {"scale_depth", HarmlessIf::NullOrOne, kNoMultiplier},
+    {"final_logit_softcap", HarmlessIf::NullOrZero,
+     "the key is final_logit_softcapping, and transformers ignores this one"},
+    {"lm_head_bias", HarmlessIf::NullOrFalse, "a bias of the head is not supported"},
+    {"cross_attention_layers", HarmlessIf::Null, "cross-attention is not supported"},
+    {"block_configs", HarmlessIf::Null, "blocks of different shapes are not supported"},
+}};
+
+bool is_harmless(const json& value, HarmlessIf rule) {
+  if (value.is_null()) return true;
+  switch (rule) {
+    case HarmlessIf::NullOrFalse:
+      return value.is_boolean() && !value.get<bool>();
+    case HarmlessIf::NullOrTrue:
+      return value.is_boolean() && value.get<bool>();
+    case HarmlessIf::NullOrZero:
+      return value.is_number() && value.get<double>() == 0;
+    case HarmlessIf::NullOrOne:
+      return value.is_number() && value.get<double>() == 1;
+    case HarmlessIf::Null:
+      return false;
+  }
+  return false;
+}
+
+void refuse_unless(const ConfigReader& reader, const char* key, HarmlessIf rule, const char* why) {
+  const json* value = reader.find(key);
+  if (value && !is_harmless(*value, rule)) reader.refuse(key, "{}", why);
+}
+
+/// Keys that matter in other families, where this one ignores them: set, they say that something else was meant.
+void refuse_dangerous_keys(const ConfigReader& reader, const Family& family) {
+  for (const DangerousKey& d : kDangerousKeys) refuse_unless(reader, d.key, d.harmless, d.why);
+  const auto unless = [&](bool heeded, const char* key, HarmlessIf rule) {
+    if (!heeded)
+      refuse_unless(
+          reader, key, rule,
+          "transformers ignores it for this model_type, and so would this trainer; remove it or set it to null");
+  };
+  unless(family.qkv_bias != BiasRule::Never, "attention_bias", HarmlessIf::NullOrFalse);
+  unless(family.has_mlp_bias_key, "mlp_bias", HarmlessIf::NullOrFalse);
+  unless(family.qk_norm != QkNorm::None, "use_qk_norm", HarmlessIf::NullOrFalse);
+  unless(family.qk_norm != QkNorm::None, "qk_layernorm", HarmlessIf::NullOrFalse);
+  unless(family.has_attention_softcap_key, "attn_logit_softcapping", HarmlessIf::NullOrZero);
+  unless(family.is_gemma, "final_logit_softcapping", HarmlessIf::NullOrZero);
+  unless(family.is_gemma, "query_pre_attn_scalar", HarmlessIf::Null);
+  unless(family.windows != WindowRule::Never, "sliding_window", HarmlessIf::NullOrZero);
+  unless(family.has_nope_layers, "no_rope_layers", HarmlessIf::Null);
+}
+
+// ---- which family
+
+const Family& read_family(const ConfigReader& reader) {
+  CHECK(reader.find("model_type"), "{}: no \"model_type\"; supported: {}", reader.where(), supported_families());
+  const std::string model_type = reader.text("model_type", "");
+  if (const Family* family = find_family(model_type)) return *family;
+  std::string reason = refusal_of(model_type);
+  if (reason.empty() && (reader.has("text_config") || reader.has("vision_config"))) reason = refusal_of("gemma3");
+  if (reason.empty()) reason = "it is not one of the families that are supported";
+  reader.refuse("model_type", "{}. Supported: {}", reason, supported_families());
+}
+
+void check_architecture(const ConfigReader& reader, const Family& family) {
+  const json* list = reader.find("architectures");
+  if (!list || list->is_null() || (list->is_array() && list->empty())) return;
+  if (!list->is_array()) reader.refuse("architectures", "expected a list of class names");
+  for (const json& name : *list) {
+    if (!name.is_string()) reader.refuse("architectures", "expected a list of class names");
+    std::string lower = name.get<std::string>();
+    std::transform(lower.begin(), lower.end(), lower.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    if (lower.ends_with("forcausallm")) return;
+  }
+  reader.refuse("architectures", "only causal language models are supported, for this model_type {}",
+                family.architecture);
+}
+
+// ---- sizes, norms, head
+
+void read_sizes(ModelConfig& c, const ConfigReader& reader, const FamilyDefaults& d) {
+  c.vocab_size = reader.integer("vocab_size", d.vocab_size, 1, kMaxVocab);
+  c.hidden_size = reader.integer("hidden_size", d.hidden_size, 1, kMaxWidth);
+  c.intermediate_size = reader.integer("intermediate_size", d.intermediate_size, 1, kMaxWidth);
+  c.num_layers = reader.integer("num_hidden_layers", d.num_layers, 1, kMaxLayers);
+  c.num_heads = reader.integer("num_attention_heads", d.num_heads, 1, kMaxWidth);
+  c.num_kv_heads =
+      reader.optional_integer("num_key_value_heads", d.num_kv_heads ? d.num_kv_heads : c.num_heads, 1, kMaxWidth)
+          .value_or(c.num_heads);
+  c.max_position_embeddings = reader.integer("max_position_embeddings", d.max_position_embeddings, 1, kMaxPositions);
+  if (c.num_heads % c.num_kv_heads != 0) {
+    reader.refuse("num_key_value_heads",
+                  "it must divide num_attention_heads, which is {} (an absent num_key_value_heads means {})",
+                  c.num_heads, c.num_kv_heads);
+  }
+  const auto head_dim = reader.optional_integer(
+      "head_dim", d.head_dim ? std::optional<int64_t>(d.head_dim) : std::nullopt, 1, kMaxHeadDim);
+  if (!head_dim && c.hidden_size % c.num_heads != 0) {
+    reader.refuse("hidden_size", "it is not a multiple of num_attention_heads, {}, and there is no head_dim",
+                  c.num_heads);
+  }
+  c.head_dim = head_dim.value_or(c.hidden_size / c.num_heads);
+  CHECK(c.head_dim <= kMaxHeadDim && c.num_heads * c.head_dim <= kMaxWidth,
+        "{}: {} heads (num_attention_heads) of width {} (head_dim) are too large, the limits are {} for a head and {} "
+        "for all",
+        reader.where(), c.num_heads, c.head_dim, kMaxHeadDim, kMaxWidth);
+}
+
+/// torch's padding_idx: negative values count from the end.
+int64_t read_pad_token(const ConfigReader& reader, const Family& family, int64_t vocab_size) {
+  const char* key = "pad_token_id";
+  const int64_t fallback = family.defaults.pad_token_id;
+  if (!reader.find(key)) {
+    CHECK(fallback < vocab_size,
+          "{}: \"{}\" is absent, which means {} for {}, and vocab_size is {}: write \"{}\": null", reader.where(), key,
+          fallback, family.model_type, vocab_size, key);
+    return fallback;
+  }
+  const int64_t id = reader.optional_integer(key, std::nullopt, -vocab_size, vocab_size - 1).value_or(-vocab_size - 1);
+  return id < -vocab_size ? -1 : (id < 0 ? vocab_size + id : id);
+}
+
+void read_activation(ModelConfig& c, const ConfigReader& reader, const Family& family) {
+  c.activation = family.is_gemma ? Activation::GeGluTanh : Activation::SwiGlu;
+  const char* key = family.is_gemma ? "hidden_activation" : "hidden_act";
+  const std::string legal = family.is_gemma ? "gelu_pytorch_tanh" : "silu";
+  const std::string name = reader.text(key, legal);
+  if (name != legal && !(legal == "silu" && name == "swish"))
+    reader.refuse(key, "only \"{}\" is supported for {}", legal, family.model_type);
+}
+
+void read_head(ModelConfig& c, const ConfigReader& reader, const Family& family) {
+  c.tie_word_embeddings = reader.boolean("tie_word_embeddings", family.defaults.tie_word_embeddings);
+  c.pad_token_id = read_pad_token(reader, family, c.vocab_size);
+  c.initializer_range = reader.number("initializer_range", 0.02, 0, 1);
+  c.norm_eps = reader.number("rms_norm_eps", family.defaults.norm_eps, 0, 1);
+  if (!family.is_gemma) return;
+  c.embed_scale = std::sqrt(static_cast<double>(c.hidden_size));
+  const auto cap = family.final_softcap ? std::optional<double>(family.final_softcap) : std::nullopt;
+  c.final_softcap = reader.optional_number("final_logit_softcapping", cap, 0, kMaxMultiplier, true).value_or(0);
+}
+
+void read_attention(ModelConfig& c, const ConfigReader& reader, const Family& family) {
+  const bool key = reader.boolean("attention_bias", false);
+  const auto biased = [&](BiasRule rule) {
+    return rule == BiasRule::Always || (rule == BiasRule::AttentionBiasKey && key);
+  };
+  c.qkv_bias = biased(family.qkv_bias);
+  c.o_bias = biased(family.o_bias);
+  c.mlp_bias = family.has_mlp_bias_key && reader.boolean("mlp_bias", false);
+  c.attention_scale = 1 / std::sqrt(static_cast<double>(c.head_dim));
+  if (family.is_gemma) {
+    const int64_t scalar = reader.integer("query_pre_attn_scalar", kGemmaQueryScalar, 1, kMaxWidth, true);
+    c.attention_scale = 1 / std::sqrt(static_cast<double>(scalar));
+  }
+  if (family.has_attention_softcap_key) {
+    c.attention_softcap =
+        reader.optional_number("attn_logit_softcapping", family.attention_softcap, 0, kMaxMultiplier, true).value_or(0);
+  }
+}
+
+// ---- layers
+
+/// W where the keys allow a window; 0 = none.
+int64_t read_window(const ConfigReader& reader, const Family& family) {
+  if (family.windows == WindowRule::Never) return 0;
+  const bool uses = reader.boolean("use_sliding_window", !family.has_use_sliding_window_key);
+  if (family.has_use_sliding_window_key && !uses) return 0;
+  const int64_t fallback = family.defaults.sliding_window;
+  const int64_t window =
+      reader
+          .optional_integer("sliding_window", fallback ? std::optional<int64_t>(fallback) : std::nullopt, 1,
+                            kMaxPositions)
+          .value_or(0);
+  if (window > 0 && !uses)
+    reader.refuse("use_sliding_window", "transformers ignores it for {}: set sliding_window to null",
+                  family.model_type);
+  return window;
+}
+
+std::vector<bool> derive_sliding(const ConfigReader& reader, const Family& family, const ModelConfig& c,
+                                 int64_t window) {
+  std::vector<bool> sliding(c.layers.size(), false);
+  int64_t period = family.window_period;
+  if (family.has_window_period_key) period = reader.integer("sliding_window_pattern", period, 1, kMaxLayers);
+  const int64_t late =
+      family.windows == WindowRule::LateLayers ? reader.integer("max_window_layers", 28, 0, kMaxPositions) : 0;
+  for (size_t l = 0; l < sliding.size(); l++) {
+    const int64_t layer = static_cast<int64_t>(l);
+    switch (family.windows) {
+      case WindowRule::Never:
+        break;
+      case WindowRule::EveryLayer:
+        sliding[l] = window > 0;
+        break;
+      case WindowRule::LateLayers:
+        sliding[l] = window > 0 && layer >= late;
+        break;
+      case WindowRule::PeriodicPattern:
+        sliding[l] = (layer + 1) % period != 0;
+        break;
+      case WindowRule::NopeLayers:
+        sliding[l] = window > 0 && c.layers[l].rope < 0;
+        break;
+    }
+  }
+  return sliding;
+}
+
+/// `layer_types` as given; empty when absent.
+std::vector<bool> read_layer_types(const ConfigReader& reader, int64_t num_layers) {
+  const char* key = "layer_types";
+  const json* list = reader.find(key);
+  if (!list || list->is_null()) return {};
+  if (!list->is_array() || list->size() != static_cast<size_t>(num_layers)) {
+    reader.refuse(key, "expected a list of {} layer types, one for each of num_hidden_layers", num_layers);
+  }
+  std::vector<bool> sliding;
+  for (const json& type : *list) {
+    const std::string name = type.is_string() ? type.get<std::string>() : "";
+    if (name != "full_attention" && name != "sliding_attention") {
+      reader.refuse(
+          key,
+          "layer {} is {}; only full_attention and sliding_attention are supported, not chunks, and not layers "
+          "that mix tokens by recurrence, linear attention or convolution",
+          sliding.size(), ConfigReader::shown(type));
+    }
+    sliding.push_back(name == "sliding_attention");
+  }
+  return sliding;
+}
+
+/// no_rope_layers[l]: 1 = the layer HAS a rotary embedding.
+void read_nope_layers(ModelConfig& c, const ConfigReader& reader) {
+  const char* key = "no_rope_layers";
+  const int64_t interval = reader.integer("no_rope_layer_interval", 4, 1, kMaxPositions);
+  const json* list = reader.find(key);
+  const bool given = list && !list->is_null();
+  if (given && (!list->is_array() || list->size() < c.layers.size())) {
+    reader.refuse(key, "expected a list of {} numbers, one for each of num_hidden_layers", c.layers.size());
+  }
+  for (size_t l = 0; l < c.layers.size(); l++) {
+    bool has_rope = (static_cast<int64_t>(l) + 1) % interval != 0;
+    if (given) {
+      const json& flag = (*list)[l];
+      if (!flag.is_number_integer() || (flag != 0 && flag != 1))
+        reader.refuse(key, "element {} is {}, expected 1 (the layer has a rotary embedding) or 0", l,
+                      ConfigReader::shown(flag));
+      has_rope = flag == 1;
+    }
+    c.layers[l].rope = has_rope ? 0 : -1;
+  }
+}
+
+void read_layers(ModelConfig& c, const ConfigReader& reader, const Family& family) {
+  c.layers.resize(static_cast<size_t>(c.num_layers));
+  if (family.has_nope_layers) read_nope_layers(c, reader);
+  const int64_t window = read_window(reader, family);
+  std::vector<bool> sliding = derive_sliding(reader, family, c, window);
+  const std::vector<bool> given = read_layer_types(reader, c.num_layers);
+  const bool heeds_types = family.windows != WindowRule::Never && family.windows != WindowRule::EveryLayer;
+  if (!given.empty() && !heeds_types && given != sliding) {
+    reader.refuse("layer_types", "transformers ignores it for {}, whose layers are all alike{}; remove it",
+                  family.model_type,
+                  family.windows == WindowRule::EveryLayer ? fmt::format(" (sliding_window {})", window) : "");
+  }
+  if (!given.empty()) sliding = given;
+  for (size_t l = 0; l < c.layers.size(); l++) {
+    if (sliding[l] && window == 0) {
+      reader.refuse("sliding_window", "layer {} is a sliding_attention layer and needs a window{}", l,
+                    family.has_use_sliding_window_key ? " (and use_sliding_window true)" : "");
+    }
+    c.layers[l].window = sliding[l] ? window : 0;
+    if (family.local_rope_theta) c.layers[l].rope = sliding[l] ? 1 : 0;
+  }
+}
+
+std::string read_file(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  CHECK(file, "{}: cannot be opened; model.path must be a Hugging Face checkpoint directory or its config.json",
+        path.string());
+  std::error_code error;
+  const auto size = std::filesystem::file_size(path, error);
+  CHECK(!error && size <= kMaxFileBytes, "{}: {}, a config.json is a file of at most {} bytes", path.string(),
+        error ? error.message() : fmt::format("{} bytes", size), kMaxFileBytes);
+  std::ostringstream text;
+  text << file.rdbuf();
+  CHECK(!file.bad(), "{}: reading failed", path.string());
+  return text.str();
+}
+
+}  // namespace
+
+ModelConfig parse_model_config(const json& hf, const std::string& where) {
+  const ConfigReader reader(hf, where);
+  const Family& family = read_family(reader);
+  check_architecture(reader, family);
+  refuse_dangerous_keys(reader, family);
+
+  ModelConfig c;
+  c.model_type = family.model_type;
+  c.architecture = family.architecture;
+  c.norm = family.norm;
+  c.norms = family.norms;
+  c.qk_norm = family.qk_norm;
+  c.fused_qkv_on_disk = c.fused_gate_up_on_disk = family.fused_on_disk;
+  read_sizes(c, reader, family.defaults);
+  read_head(c, reader, family);
+  read_activation(c, reader, family);
+  read_attention(c, reader, family);
+  read_layers(c, reader, family);
+  c.ropes = read_ropes(reader, family, c);
+  c.hf = hf;
+  return c;
+}
+
+ModelConfig load_model_config(const std::filesystem::path& path) {
+  std::error_code error;
+  const auto file = std::filesystem::is_directory(path, error) ? path / "config.json" : path;
+  return parse_model_config(parse_config_json(read_file(file), file.string()), file.string());
+}

@@ -1,0 +1,82 @@
+// Families: what a model_type means, as data. One row a family; the code that reads config.json (config.cpp,
+// config_rope.cpp) and writes it (config_save.cpp) asks the row, never the name.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "llama/config.h"
+
+/// Where a projection gets its bias from.
+enum class BiasRule { Never, Always, AttentionBiasKey };
+
+/// Which layers have the window when config.json has no `layer_types`.
+enum class WindowRule {
+  Never,
+  EveryLayer,       ///< wherever `sliding_window` is not null; `layer_types` is not read
+  LateLayers,       ///< l >= max_window_layers
+  PeriodicPattern,  ///< all but each `sliding_window_pattern`-th layer
+  NopeLayers,       ///< the layers without rotary embedding
+};
+
+/// What the `rope_scaling` of transformers 4 may hold for this family; it refuses every other key.
+enum class RopeScalingKeys {
+  Any,
+  TypeAndFactor,  ///< OLMo2
+  TypeAndLists,   ///< Phi-3: short_factor and long_factor; everything else is derived
+};
+
+/// Sizes and values that transformers takes for a key that config.json does not have.
+struct FamilyDefaults {
+  int64_t vocab_size, hidden_size, intermediate_size, num_layers, num_heads;
+  int64_t num_kv_heads = 0;  ///< 0 = num_heads
+  int64_t head_dim = 0;      ///< 0 = hidden_size / num_heads
+  int64_t max_position_embeddings;
+  double norm_eps, rope_theta;
+  bool tie_word_embeddings = false;
+  int64_t pad_token_id = -1;   ///< -1 = null
+  int64_t sliding_window = 0;  ///< 0 = null
+};
+
+struct Family {
+  const char* model_type;
+  const char* architecture;
+  FamilyDefaults defaults;
+
+  NormKind norm = NormKind::Plain;
+  BlockNormNames norms = {
+      .attn_in = "input_layernorm", .attn_out = "", .mlp_in = "post_attention_layernorm", .mlp_out = ""};
+  QkNorm qk_norm = QkNorm::None;
+  BiasRule qkv_bias = BiasRule::AttentionBiasKey, o_bias = BiasRule::AttentionBiasKey;
+  bool has_mlp_bias_key = false;
+
+  WindowRule windows = WindowRule::Never;
+  bool has_use_sliding_window_key = false;  ///< `sliding_window` counts only where `use_sliding_window` is true
+  int64_t window_period = 0;                ///< PeriodicPattern: the default
+  bool has_window_period_key = false;       ///< PeriodicPattern: `sliding_window_pattern` overrides it
+
+  std::vector<std::string_view> rope_types = {"default", "linear", "dynamic", "llama3", "yarn", "longrope"};
+  RopeScalingKeys rope_scaling_keys = RopeScalingKeys::Any;
+  bool rotates_partially = false;                ///< partial_rotary_factor counts with rope_type "default"
+  bool has_nope_layers = false;                  ///< `no_rope_layers`, `no_rope_layer_interval`
+  double local_rope_theta = 0;                   ///< layers with a window have a rotary table of their own; 0 = none
+  int64_t original_max_position_embeddings = 0;  ///< default of the top-level key; 0 = no default
+
+  bool is_gemma = false;  ///< GeGLU, scaled embedding, query_pre_attn_scalar, final_logit_softcapping
+  double attention_softcap = 0, final_softcap = 0;  ///< defaults; 0 = null
+  bool has_attention_softcap_key = false;
+  bool fused_on_disk = false;  ///< qkv_proj and gate_up_proj are single tensors
+};
+
+inline constexpr int64_t kGemmaQueryScalar = 256;  ///< default of `query_pre_attn_scalar`
+
+/// The row of `model_type`, or null.
+const Family* find_family(std::string_view model_type);
+
+/// "gemma2, gemma3_text, llama, ...".
+std::string supported_families();
+
+/// Why a model_type that is known, and not supported, is refused; empty for an unknown one.
+std::string refusal_of(std::string_view model_type);

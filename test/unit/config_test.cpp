@@ -1,0 +1,558 @@
+// Reading config.json of every family in both layouts, what is refused and how, and what is written back.
+#include "llama/config.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "llama/config_reader.h"
+#include "test/hf_configs.h"
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+
+ModelConfig parse(const char* text, const json& patch = json::object(), const std::vector<std::string>& absent = {}) {
+  json hf = json::parse(text);
+  hf.update(patch);
+  for (const std::string& key : absent) hf.erase(key);
+  return parse_model_config(hf, "dir/config.json");
+}
+
+/// Every knob, as JSON: what would be saved if nothing were carried along.
+json knobs(ModelConfig config) {
+  config.hf = json::object();
+  return config_to_save(config, "bfloat16");
+}
+
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "(no error)";
+}
+
+/// The message for a config with `patch` applied holds every one of `parts`, and the file.
+void expect_refusal(const char* text, const json& patch, const std::vector<std::string>& parts) {
+  const std::string message = error_of([&] { parse(text, patch); });
+  EXPECT_NE(message.find("dir/config.json"), std::string::npos) << message;
+  for (const std::string& part : parts) EXPECT_NE(message.find(part), std::string::npos) << patch << "\n  " << message;
+}
+
+std::string windows(const ModelConfig& config) {
+  std::string text;
+  for (const LayerConfig& layer : config.layers) text += layer.window > 0 ? 'w' : '.';
+  return text;
+}
+
+std::string ropes(const ModelConfig& config) {
+  std::string text;
+  for (const LayerConfig& layer : config.layers) text += layer.rope < 0 ? '-' : static_cast<char>('0' + layer.rope);
+  return text;
+}
+
+std::string repeated(const std::string& text, int times) {
+  std::string all;
+  for (int i = 0; i < times; i++) all += text;
+  return all;
+}
+
+}  // namespace
+
+// ---- the published models
+
+TEST(Config, both_layouts_describe_the_same_model) {
+  for (const PublishedModel* model : kPublishedModels)
+    EXPECT_EQ(knobs(parse(model->v4)), knobs(parse(model->v5))) << model->name;
+}
+
+TEST(Config, fixtures_in_both_layouts_describe_the_same_model) {
+  for (const auto& entry : fs::directory_iterator("test/fixtures")) {
+    const fs::path v5 = entry.path() / "config.json", v4 = entry.path() / "config_v4.json";
+    if (!fs::exists(v4)) continue;
+    EXPECT_EQ(knobs(load_model_config(v5)), knobs(load_model_config(v4))) << entry.path();
+  }
+}
+
+TEST(Config, what_is_saved_reads_back_as_the_same_model) {
+  for (const PublishedModel* model : kPublishedModels) {
+    const ModelConfig config = parse(model->v4);
+    const json saved = config_to_save(config, "bfloat16");
+    const ModelConfig again = parse_model_config(saved, model->name);
+    EXPECT_EQ(knobs(config), knobs(again)) << model->name;
+    EXPECT_EQ(config_to_save(again, "bfloat16"), saved) << model->name;
+  }
+}
+
+TEST(Config, llama31_8b) {
+  const ModelConfig c = parse(kLlama31_8B.v4);
+  EXPECT_EQ(c.model_type, "llama");
+  EXPECT_EQ(c.vocab_size, 128256);
+  EXPECT_EQ(c.hidden_size, 4096);
+  EXPECT_EQ(c.intermediate_size, 14336);
+  EXPECT_EQ(c.num_layers, 32);
+  EXPECT_EQ(c.num_heads, 32);
+  EXPECT_EQ(c.num_kv_heads, 8);
+  EXPECT_EQ(c.head_dim, 128);
+  EXPECT_EQ(c.qkv_dim(), 6144);
+  EXPECT_EQ(c.norm_eps, 1e-5);
+  EXPECT_EQ(c.norm, NormKind::Plain);
+  EXPECT_EQ(c.attention_scale, 1 / std::sqrt(128.0));
+  EXPECT_FALSE(c.tie_word_embeddings || c.qkv_bias || c.o_bias || c.mlp_bias);
+  EXPECT_EQ(c.pad_token_id, -1);
+  EXPECT_EQ(c.embed_scale, 1);
+  EXPECT_EQ(windows(c), std::string(32, '.'));
+  ASSERT_EQ(c.ropes.size(), 1u);
+  const RopeConfig& rope = c.ropes[0];
+  EXPECT_EQ(rope.type, "llama3");
+  EXPECT_EQ(rope.theta, 500000);
+  EXPECT_EQ(rope.rotary_dim, 128);
+  EXPECT_EQ(rope.factor, 8.0);
+  EXPECT_EQ(rope.low_freq_factor, 1);
+  EXPECT_EQ(rope.high_freq_factor, 4);
+  EXPECT_EQ(rope.original_max_position_embeddings, 8192);
+  EXPECT_EQ(rope.max_position_embeddings, 131072);
+}
+
+TEST(Config, mistral_has_a_window_on_every_layer_and_4096_when_the_key_is_absent) {
+  EXPECT_EQ(windows(parse(kMistral7B_v01.v4)), std::string(32, 'w'));
+  EXPECT_EQ(parse(kMistral7B_v01.v4).layers[31].window, 4096);
+  EXPECT_EQ(windows(parse(kMistral7B_v03.v4)), std::string(32, '.'));
+  EXPECT_EQ(parse(kMistral7B_v03.v4, {}, {"sliding_window"}).layers[0].window, 4096);
+}
+
+TEST(Config, qwen2_has_biases_on_q_k_and_v_and_no_window_unless_switched_on) {
+  const ModelConfig c = parse(kQwen25_7B.v4);
+  EXPECT_TRUE(c.qkv_bias);
+  EXPECT_FALSE(c.o_bias);
+  EXPECT_EQ(windows(c), std::string(28, '.'));
+  EXPECT_EQ(c.ropes[0].type, "yarn");
+  EXPECT_EQ(c.ropes[0].original_max_position_embeddings, 32768);
+  const ModelConfig on =
+      parse(kQwen25_7B.v4, {{"use_sliding_window", true}, {"max_window_layers", 20}, {"sliding_window", 512}});
+  EXPECT_EQ(windows(on), std::string(20, '.') + std::string(8, 'w'));
+  EXPECT_EQ(on.layers[20].window, 512);
+  EXPECT_EQ(windows(parse(kQwen25_7B.v4, {{"use_sliding_window", true}, {"sliding_window", nullptr}})),
+            std::string(28, '.'));
+}
+
+TEST(Config, qwen3_norms_heads_and_its_head_dim_is_128_when_absent) {
+  const ModelConfig c = parse(kQwen3_06B.v4, {}, {"head_dim"});
+  EXPECT_EQ(c.head_dim, 128);  // hidden_size / num_attention_heads is 64
+  EXPECT_EQ(c.qk_norm, QkNorm::PerHead);
+  EXPECT_EQ(parse(kQwen3_06B.v4, {{"head_dim", nullptr}}).head_dim, 64);
+}
+
+TEST(Config, smollm3_lists_the_layers_that_do_rotate) {
+  const ModelConfig c = parse(kSmolLM3_3B.v4);
+  EXPECT_EQ(ropes(c), repeated("000-", 9));
+  EXPECT_TRUE(c.tie_word_embeddings);  // the key is absent, the default is true
+  EXPECT_EQ(ropes(parse(kSmolLM3_3B.v4, {{"no_rope_layers", nullptr}, {"no_rope_layer_interval", 3}})),
+            repeated("00-", 12));
+  const json inverted = {{"no_rope_layers", std::vector<int>(36, 0)}};
+  EXPECT_EQ(ropes(parse(kSmolLM3_3B.v4, inverted)), std::string(36, '-'));
+  const json window = {{"use_sliding_window", true}, {"sliding_window", 64}, {"layer_types", nullptr}};
+  EXPECT_EQ(windows(parse(kSmolLM3_3B.v4, window)), repeated("...w", 9));
+}
+
+TEST(Config, olmo2_norms_the_outputs_and_the_whole_projections) {
+  const ModelConfig c = parse(kOLMo2_7B.v4);
+  EXPECT_EQ(c.norm, NormKind::LateCast);
+  EXPECT_EQ(c.qk_norm, QkNorm::Full);
+  EXPECT_EQ(c.norms.attn_in, "");
+  EXPECT_EQ(c.norms.attn_out, "post_attention_layernorm");
+  EXPECT_EQ(c.norms.mlp_in, "");
+  EXPECT_EQ(c.norms.mlp_out, "post_feedforward_layernorm");
+}
+
+TEST(Config, phi3_is_fused_on_disk_rotates_a_part_and_knows_su_as_longrope) {
+  const ModelConfig c = parse(kPhi3_mini_128k.v4);
+  EXPECT_TRUE(c.fused_qkv_on_disk && c.fused_gate_up_on_disk);
+  EXPECT_EQ(c.ropes[0].type, "longrope");
+  EXPECT_EQ(c.ropes[0].rotary_dim, 96);
+  EXPECT_EQ(c.ropes[0].original_max_position_embeddings, 4096);
+  EXPECT_EQ(c.layers[5].window, 262144);
+  const ModelConfig phi4 = parse(kPhi4_mini.v4);
+  EXPECT_EQ(phi4.head_dim, 128);
+  EXPECT_EQ(phi4.ropes[0].rotary_dim, 96);
+  EXPECT_EQ(phi4.ropes[0].short_factor.size(), 48u);
+}
+
+TEST(Config, gemma2_has_sandwich_norms_softcaps_and_windows_on_even_layers) {
+  const ModelConfig c = parse(kGemma2_2B.v4);
+  EXPECT_EQ(c.norm, NormKind::OnePlus);
+  EXPECT_EQ(c.norms.attn_out, "post_attention_layernorm");
+  EXPECT_EQ(c.norms.mlp_in, "pre_feedforward_layernorm");
+  EXPECT_EQ(c.activation, Activation::GeGluTanh);
+  EXPECT_EQ(c.embed_scale, std::sqrt(2304.0));
+  EXPECT_EQ(c.attention_scale, 1.0 / 16);
+  EXPECT_EQ(c.attention_softcap, 50);
+  EXPECT_EQ(c.final_softcap, 30);
+  EXPECT_TRUE(c.tie_word_embeddings);
+  EXPECT_EQ(c.pad_token_id, 0);
+  EXPECT_EQ(windows(c), repeated("w.", 13));
+  const ModelConfig plain = parse(
+      kGemma2_2B.v4,
+      {{"attn_logit_softcapping", nullptr}, {"final_logit_softcapping", nullptr}, {"query_pre_attn_scalar", 144}});
+  EXPECT_EQ(plain.attention_softcap, 0);
+  EXPECT_EQ(plain.final_softcap, 0);
+  EXPECT_EQ(plain.attention_scale, 1.0 / 12);
+}
+
+TEST(Config, gemma3_has_a_local_rotary_table_on_windowed_layers) {
+  const ModelConfig c = parse(kGemma3_1B.v4);
+  EXPECT_EQ(windows(c), repeated("wwwww.", 4) + "ww");
+  EXPECT_EQ(ropes(c), repeated("111110", 4) + "11");
+  ASSERT_EQ(c.ropes.size(), 2u);
+  EXPECT_EQ(c.ropes[0].theta, 1e6);
+  EXPECT_EQ(c.ropes[1].theta, 1e4);
+  EXPECT_EQ(c.qk_norm, QkNorm::PerHead);
+  EXPECT_EQ(c.attention_softcap, 0);
+  const json scaled = {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}}};
+  const ModelConfig far = parse(kGemma3_1B.v4, scaled);
+  EXPECT_EQ(far.ropes[0].type, "linear");
+  EXPECT_EQ(far.ropes[1].type, "default");
+  EXPECT_EQ(windows(parse(kGemma3_1B.v4, {{"sliding_window_pattern", 2}})), repeated("w.", 13));
+}
+
+// ---- reading rules
+
+TEST(Config, absent_keys_take_the_defaults_of_the_family) {
+  const auto only = [](const char* type) { return parse_model_config({{"model_type", type}}, "test"); };
+  const ModelConfig llama = only("llama");
+  EXPECT_EQ(llama.num_kv_heads, 32);
+  EXPECT_EQ(llama.norm_eps, 1e-6);
+  EXPECT_EQ(llama.max_position_embeddings, 2048);
+  EXPECT_EQ(only("mistral").num_kv_heads, 8);
+  EXPECT_EQ(only("phi3").pad_token_id, 32000);
+  EXPECT_EQ(only("olmo2").pad_token_id, 1);
+  EXPECT_EQ(only("smollm3").pad_token_id, 128004);
+  EXPECT_EQ(only("smollm3").ropes[0].theta, 2e6);
+  EXPECT_EQ(only("gemma3_text").ropes[0].theta, 1e6);
+  EXPECT_EQ(only("gemma2").attention_softcap, 50);
+}
+
+TEST(Config, null_is_not_absent) {
+  EXPECT_EQ(parse(kMistral7B_v01.v4, {{"num_key_value_heads", nullptr}}).num_kv_heads, 32);
+  EXPECT_EQ(parse(kLlama31_8B.v4, {{"head_dim", nullptr}}).head_dim, 128);
+  EXPECT_EQ(parse(kOLMo2_7B.v4, {{"pad_token_id", nullptr}}).pad_token_id, -1);
+  expect_refusal(kLlama31_8B.v4, {{"hidden_size", nullptr}}, {"\"hidden_size\" is null", "whole number"});
+  expect_refusal(kLlama31_8B.v4, {{"rms_norm_eps", nullptr}}, {"\"rms_norm_eps\" is null", "number"});
+}
+
+TEST(Config, a_negative_pad_token_counts_from_the_end_as_in_torch) {
+  EXPECT_EQ(parse(kLlama31_8B.v4, {{"pad_token_id", -1}}).pad_token_id, 128255);
+  expect_refusal(kLlama31_8B.v4, {{"pad_token_id", 128256}}, {"\"pad_token_id\" is 128256"});
+  expect_refusal(kPhi3_mini_128k.v4, {{"pad_token_id", -32065}}, {"pad_token_id"});
+  const std::string message = error_of([] { parse(kPhi3_mini_128k.v4, {{"vocab_size", 512}}, {"pad_token_id"}); });
+  EXPECT_NE(message.find("write \"pad_token_id\": null"), std::string::npos) << message;
+}
+
+TEST(Config, rope_scaling_replaces_rope_parameters_whole_and_theta_inside_wins) {
+  const json both = {{"rope_theta", 2e4},
+                     {"rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}}},
+                     {"rope_parameters", {{"rope_type", "dynamic"}, {"factor", 3.0}, {"rope_theta", 7e4}}}};
+  const RopeConfig a = parse(kLlama31_8B.v4, both).ropes[0];
+  EXPECT_EQ(a.type, "linear");
+  EXPECT_EQ(a.theta, 2e4);
+  const RopeConfig b = parse(kLlama31_8B.v4, both, {"rope_scaling"}).ropes[0];
+  EXPECT_EQ(b.type, "dynamic");
+  EXPECT_EQ(b.theta, 7e4);
+  EXPECT_EQ(parse(kLlama31_8B.v4, {{"rope_scaling", json::object()}}).ropes[0].type, "default");
+  EXPECT_EQ(parse(kLlama31_8B.v4, {{"rope_scaling", {{"type", "linear"}, {"factor", 2}}}}).ropes[0].type, "linear");
+}
+
+TEST(Config, original_positions_at_the_top_win_over_those_in_the_dict) {
+  EXPECT_EQ(
+      parse(kLlama31_8B.v4, {{"original_max_position_embeddings", 4096}}).ropes[0].original_max_position_embeddings,
+      4096);
+  const json no_original = {{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4.0}}}};
+  EXPECT_EQ(parse(kLlama31_8B.v4, no_original).ropes[0].original_max_position_embeddings, 131072);
+}
+
+TEST(Config, yarn_reads_null_betas_as_defaults_and_a_null_factor_as_derived) {
+  const json yarn = {{"rope_scaling",
+                      {{"rope_type", "yarn"},
+                       {"factor", nullptr},
+                       {"beta_fast", nullptr},
+                       {"beta_slow", 0},
+                       {"truncate", false},
+                       {"original_max_position_embeddings", 4096}}}};
+  const RopeConfig rope = parse(kQwen25_7B.v4, yarn).ropes[0];
+  EXPECT_FALSE(rope.factor.has_value());
+  EXPECT_EQ(rope.beta_fast, 32);
+  EXPECT_EQ(rope.beta_slow, 1);
+  EXPECT_FALSE(rope.truncate);
+  EXPECT_EQ(config_to_save(parse(kQwen25_7B.v4, yarn), "float32")["rope_scaling"]["factor"], 8.0);
+}
+
+TEST(Config, a_partial_rotary_factor_counts_only_where_the_family_heeds_it) {
+  EXPECT_EQ(parse(kMistral7B_v03.v4, {{"partial_rotary_factor", 0.5}}).ropes[0].rotary_dim, 128);
+  EXPECT_EQ(parse(kPhi3_mini_128k.v4, {{"partial_rotary_factor", 0.5}, {"rope_scaling", nullptr}}).ropes[0].rotary_dim,
+            48);
+  expect_refusal(kLlama31_8B.v4, {{"partial_rotary_factor", 0.5}},
+                 {"\"partial_rotary_factor\" is 0.5", "cannot rotate a part"});
+}
+
+TEST(Config, layer_types_win_over_derivation) {
+  json types = json::array();
+  for (int l = 0; l < 26; l++) types.push_back(l < 3 ? "full_attention" : "sliding_attention");
+  EXPECT_EQ(windows(parse(kGemma2_2B.v4, {{"layer_types", types}})), "..." + std::string(23, 'w'));
+  EXPECT_EQ(ropes(parse(kGemma3_1B.v4, {{"layer_types", types}})), "000" + std::string(23, '1'));
+}
+
+TEST(Config, the_older_name_of_silu_is_accepted) {
+  EXPECT_EQ(parse(kLlama31_8B.v4, {{"hidden_act", "swish"}}).activation, Activation::SwiGlu);
+}
+
+// ---- refusals
+
+TEST(ConfigRefusals, model_types_are_refused_by_name_with_the_list_of_supported_ones) {
+  const std::string supported = "llama, mistral, qwen2, qwen3, smollm3, olmo2, phi3, gemma2, gemma3_text";
+  for (const char* type : {"mixtral", "qwen3_moe", "glm4", "cohere2", "gpt_oss", "deepseek_v3", "gpt2"}) {
+    expect_refusal(kLlama31_8B.v4, {{"model_type", type}}, {fmt::format("\"model_type\" is \"{}\"", type), supported});
+  }
+  for (const char* type : {"mamba", "mamba2", "rwkv", "lfm2", "qwen3_next", "jamba", "falcon_mamba", "recurrent_gemma",
+                           "bamba", "granitemoehybrid", "zamba"}) {
+    expect_refusal(kLlama31_8B.v4, {{"model_type", type}},
+                   {fmt::format("\"{}\"", type), "recurrence, linear attention or convolution", supported});
+  }
+  for (const char* type : {"gemma3", "qwen2_5_vl", "mllama", "llama4"}) {
+    expect_refusal(kLlama31_8B.v4, {{"model_type", type}},
+                   {fmt::format("\"{}\"", type), "use a text-only checkpoint", supported});
+  }
+  expect_refusal(kLlama31_8B.v4, {{"model_type", "some_vlm"}, {"text_config", {{"hidden_size", 8}}}},
+                 {"use a text-only checkpoint"});
+  EXPECT_NE(error_of([] { parse(kLlama31_8B.v4, {}, {"model_type"}); }).find("no \"model_type\""), std::string::npos);
+}
+
+TEST(ConfigRefusals, other_heads_are_refused) {
+  expect_refusal(kLlama31_8B.v4, {{"architectures", {"LlamaForSequenceClassification"}}},
+                 {"architectures", "LlamaForSequenceClassification", "LlamaForCausalLM"});
+  EXPECT_NO_THROW(parse(kLlama31_8B.v4, {{"architectures", {"LLaMAForCausalLM"}}}));
+  EXPECT_NO_THROW(parse(kLlama31_8B.v4, {{"architectures", nullptr}}));
+}
+
+TEST(ConfigRefusals, keys_that_change_the_maths_are_refused_where_they_have_an_effect) {
+  struct Case {
+    const char* key;
+    json value;
+    const char* part;
+    json harmless;
+  };
+  const std::vector<Case> cases = {
+      {"quantization_config", {{"quant_method", "gptq"}}, "quantised", nullptr},
+      {"attention_dropout", 0.1, "set it to 0.0", 0.0},
+      {"resid_pdrop", 0.1, "set it to 0.0", 0},
+      {"embd_pdrop", "much", "set it to 0.0", nullptr},
+      {"use_bidirectional_attention", true, "causal", false},
+      {"is_causal", false, "causal", true},
+      {"num_local_experts", 8, "experts", 0},
+      {"num_experts", 1, "experts", nullptr},
+      {"kv_lora_rank", 512, "MLA", nullptr},
+      {"alibi", true, "ALiBi", false},
+      {"clip_qkv", 8.0, "clipping", nullptr},
+      {"rope_interleaved", true, "halves", false},
+      {"embedding_multiplier", 12.0, "multipliers", 1.0},
+      {"residual_multiplier", 0.22, "multipliers", 1},
+      {"attention_multiplier", 0.1, "multipliers", 1.0},
+      {"logits_scaling", 8.0, "multipliers", 1.0},
+      {"logit_scale", 0.0625, "multipliers", 1.0},
+      {"attn_logit_softcapping", 50.0, "ignores it", nullptr},
+      {"final_logit_softcapping", 30.0, "ignores it", nullptr},
+      {"query_pre_attn_scalar", 256, "ignores it", nullptr},
+      {"use_qk_norm", true, "ignores it", false},
+      {"sliding_window", 4096, "ignores it", nullptr},
+      {"no_rope_layers", json::array({1, 0}), "ignores it", nullptr},
+      {"lm_head_bias", true, "bias of the head", false},
+  };
+  for (const Case& c : cases) {
+    expect_refusal(kLlama31_8B.v4, {{c.key, c.value}}, {fmt::format("\"{}\" is ", c.key), c.part});
+    EXPECT_NO_THROW(parse(kLlama31_8B.v4, {{c.key, c.harmless}})) << c.key;
+  }
+  expect_refusal(kGemma3_1B.v4, {{"attn_logit_softcapping", 50.0}}, {"ignores it"});
+  expect_refusal(kMistral7B_v01.v4, {{"attention_bias", true}}, {"ignores it"});
+  expect_refusal(kMistral7B_v01.v4, {{"mlp_bias", true}}, {"ignores it"});
+  EXPECT_NO_THROW(parse(kLlama31_8B.v4, {{"some_key_of_somebody", {1, 2, 3}}}));
+}
+
+TEST(ConfigRefusals, activations_other_than_the_family_has) {
+  expect_refusal(kLlama31_8B.v4, {{"hidden_act", "gelu"}}, {"\"hidden_act\" is \"gelu\"", "silu"});
+  expect_refusal(kGemma2_2B.v4, {{"hidden_activation", "gelu"}},
+                 {"\"hidden_activation\" is \"gelu\"", "gelu_pytorch_tanh"});
+  EXPECT_NO_THROW(parse(kGemma2_2B.v4, {{"hidden_act", "gelu"}}));  // not read there
+}
+
+TEST(ConfigRefusals, layer_types_other_than_attention) {
+  const auto types = [](const char* odd) {
+    json list(std::vector<std::string>(28, "full_attention"));
+    list[3] = odd;
+    return json{{"layer_types", list}};
+  };
+  for (const char* odd : {"linear_attention", "conv", "chunked_attention", "mamba"}) {
+    expect_refusal(kQwen3_06B.v4, types(odd), {"layer 3 is", odd, "only full_attention and sliding_attention"});
+  }
+  expect_refusal(kQwen3_06B.v4, {{"layer_types", {"full_attention"}}}, {"list of 28"});
+  expect_refusal(kQwen3_06B.v4, types("sliding_attention"), {"\"sliding_window\" is null", "use_sliding_window true"});
+  expect_refusal(kMistral7B_v03.v4, {{"layer_types", std::vector<std::string>(32, "sliding_attention")}},
+                 {"ignores it"});
+  EXPECT_NO_THROW(parse(kMistral7B_v03.v4, {{"layer_types", std::vector<std::string>(32, "full_attention")}}));
+}
+
+TEST(ConfigRefusals, sizes_that_no_model_has) {
+  for (const json& bad :
+       json::array({0, -1, 4096.5, "4096", true, 1e300, 18446744073709551615u, json::array({1}), json::object()})) {
+    for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+                            "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"}) {
+      expect_refusal(kLlama31_8B.v4, {{key, bad}}, {fmt::format("\"{}\" is ", key), "expected a whole number"});
+    }
+  }
+  expect_refusal(kLlama31_8B.v4, {{"num_key_value_heads", 5}},
+                 {"\"num_key_value_heads\" is 5", "must divide num_attention_heads, which is 32"});
+  expect_refusal(kLlama31_8B.v4, {{"hidden_size", 4100}}, {"\"hidden_size\" is 4100", "not a multiple"});
+  expect_refusal(kLlama31_8B.v4, {{"head_dim", 65536}, {"num_attention_heads", 4096}}, {"4096 heads", "65536"});
+  expect_refusal(kLlama31_8B.v4, {{"head_dim", 63}}, {"rotary width must be even", "63"});
+}
+
+TEST(ConfigRefusals, rotary_embeddings_that_cannot_be_made) {
+  const auto scaling = [](const json& dict) { return json{{"rope_scaling", dict}}; };
+  expect_refusal(
+      kLlama31_8B.v4, scaling({{"rope_type", "proportional"}}),
+      {"\"rope_scaling.rope_type\" is \"proportional\"", "default, linear, dynamic, llama3, yarn, longrope"});
+  expect_refusal(kLlama31_8B.v4, scaling({{"type", "su"}, {"factor", 2.0}}), {"\"rope_scaling.type\" is \"su\""});
+  expect_refusal(kLlama31_8B.v4, scaling({{"factor", 2.0}}), {"\"rope_scaling.factor\" is 2.0", "no \"rope_type\""});
+  expect_refusal(kLlama31_8B.v4, scaling({{"rope_type", "linear"}}), {"\"rope_scaling.factor\" is absent"});
+  expect_refusal(kLlama31_8B.v4, scaling({{"rope_type", "yarn"}}), {"\"rope_scaling.factor\" is absent"});
+  expect_refusal(kLlama31_8B.v4, scaling({{"rope_type", "linear"}, {"factor", -1}}), {"\"rope_scaling.factor\" is -1"});
+  expect_refusal(
+      kLlama31_8B.v4,
+      scaling({{"rope_type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 4.0}, {"high_freq_factor", 4.0}}),
+      {"high_freq_factor", "more than low_freq_factor"});
+  expect_refusal(kLlama31_8B.v4, scaling({{"rope_type", "llama3"}, {"factor", 8.0}, {"high_freq_factor", 4.0}}),
+                 {"\"rope_scaling.low_freq_factor\" is absent"});
+  expect_refusal(kLlama31_8B.v4, scaling({{"rope_type", "longrope"}, {"factor", 8.0}, {"short_factor", {1.0, 2.0}}}),
+                 {"short_factor", "list of 64 numbers", "has 2"});
+  expect_refusal(kLlama31_8B.v4, scaling({{"full_attention", {{"rope_type", "default"}}}}),
+                 {"one rotary table for all layers"});
+  expect_refusal(kLlama31_8B.v4, {{"rope_scaling", "linear"}},
+                 {"\"rope_scaling\" is \"linear\"", "expected an object"});
+  expect_refusal(kLlama31_8B.v4, {{"rope_theta", 0}}, {"\"rope_theta\" is 0"});
+  expect_refusal(
+      kLlama31_8B.v4,
+      {{"rope_theta", 1e29}, {"rope_scaling", {{"rope_type", "linear"}, {"factor", 1e9}}}, {"head_dim", 4096}},
+      {"fp32 cannot hold"});
+  expect_refusal(kOLMo2_7B.v4, scaling({{"rope_type", "yarn"}, {"factor", 4.0}}),
+                 {"not a rotary embedding that is supported for olmo2"});
+  expect_refusal(kPhi3_mini_128k.v4, scaling({{"rope_type", "linear"}, {"factor", 4.0}}),
+                 {"supported for phi3", "longrope"});
+  expect_refusal(kGemma3_1B.v4, {{"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e4}}}},
+                 {"ignores a flat one"});
+  expect_refusal(kGemma3_1B.v4, scaling({{"type", "linear"}, {"factor", 8.0}}), {"rename the key"});
+  json phi = json::parse(kPhi3_mini_128k.v4)["rope_scaling"];
+  phi["attention_factor"] = 1.5;
+  expect_refusal(kPhi3_mini_128k.v4, scaling(phi), {"\"rope_scaling.attention_factor\" is 1.5"});
+}
+
+TEST(ConfigRefusals, windows_that_mean_two_things) {
+  expect_refusal(kMistral7B_v01.v4, {{"use_sliding_window", false}},
+                 {"use_sliding_window", "set sliding_window to null"});
+  expect_refusal(kMistral7B_v01.v4, {{"sliding_window", 0}}, {"\"sliding_window\" is 0"});
+  expect_refusal(kGemma2_2B.v4, {{"sliding_window", nullptr}}, {"layer 0 is a sliding_attention layer"});
+}
+
+TEST(ConfigRefusals, files_that_are_not_there_or_not_json) {
+  const std::string missing = error_of([] { load_model_config("no/such/dir"); });
+  EXPECT_NE(missing.find("no/such/dir"), std::string::npos);
+  EXPECT_NE(missing.find("cannot be opened"), std::string::npos);
+  const fs::path dir = fs::path(testing::TempDir()) / "config_test";
+  fs::create_directories(dir);
+  const auto with_text = [&](const std::string& text) {
+    std::ofstream(dir / "config.json") << text;
+    return error_of([&] { load_model_config(dir); });
+  };
+  EXPECT_NE(with_text("{\"model_type\": \"llama\",\n}").find("line 2"), std::string::npos);
+  EXPECT_NE(with_text("").find("not valid JSON"), std::string::npos);
+  EXPECT_NE(with_text("[1]").find("one object"), std::string::npos);
+  EXPECT_NE(with_text(std::string(1 << 20, '[')).find("nested deeper"), std::string::npos);
+  EXPECT_NE(with_text("{\"x\": 1e999}").find("not valid JSON"), std::string::npos);
+  EXPECT_NE(with_text("{\"rms_norm_eps\": NaN}").find("not valid JSON"), std::string::npos);
+  EXPECT_NE(with_text(std::string(17 << 20, ' ')).find("at most"), std::string::npos);
+  EXPECT_EQ(with_text(kLlama31_8B.v4), "(no error)");
+  fs::remove_all(dir);
+}
+
+// ---- writing
+
+TEST(ConfigSave, floats_have_a_point_and_whole_numbers_have_none) {
+  const json saved = config_to_save(parse(kGemma2_2B.v4, {{"final_logit_softcapping", 30},
+                                                          {"query_pre_attn_scalar", 256.0},
+                                                          {"rope_theta", 10000},
+                                                          {"initializer_range", 1}}),
+                                    "bfloat16");
+  for (const char* key : {"rms_norm_eps", "initializer_range", "final_logit_softcapping", "attn_logit_softcapping",
+                          "rope_theta", "attention_dropout"}) {
+    EXPECT_TRUE(saved[key].is_number_float()) << key;
+  }
+  for (const char* key : {"query_pre_attn_scalar", "hidden_size", "head_dim", "sliding_window", "pad_token_id",
+                          "max_position_embeddings"}) {
+    EXPECT_TRUE(saved[key].is_number_integer()) << key;
+  }
+  EXPECT_EQ(json(30.0).dump(), "30.0");  // the library keeps the point
+}
+
+TEST(ConfigSave, both_layouts_and_both_dtype_keys_are_written) {
+  const json saved = config_to_save(parse(kLlama31_8B.v5), "bfloat16");
+  EXPECT_EQ(saved["torch_dtype"], "bfloat16");
+  EXPECT_EQ(saved["dtype"], "bfloat16");
+  EXPECT_EQ(saved["rope_theta"], 500000.0);
+  EXPECT_EQ(saved["rope_scaling"]["rope_type"], "llama3");
+  EXPECT_FALSE(saved["rope_scaling"].contains("rope_theta"));
+  EXPECT_EQ(saved["rope_parameters"]["rope_theta"], 500000.0);
+  EXPECT_EQ(saved["rope_parameters"]["factor"], 8.0);
+  EXPECT_EQ(saved["tie_word_embeddings"], false);
+  EXPECT_TRUE(saved["pad_token_id"].is_null());
+  EXPECT_THROW(config_to_save(parse(kLlama31_8B.v5), "float16"), Error);
+}
+
+TEST(ConfigSave, phi3_has_exactly_the_three_keys_that_transformers_4_takes) {
+  const json saved = config_to_save(parse(kPhi4_mini.v5), "bfloat16");
+  EXPECT_EQ(saved["rope_scaling"].size(), 3u);
+  EXPECT_EQ(saved["rope_scaling"]["type"], "longrope");
+  EXPECT_EQ(saved["original_max_position_embeddings"], 4096);
+  EXPECT_EQ(saved["partial_rotary_factor"], 0.75);
+  EXPECT_EQ(saved["rope_parameters"]["partial_rotary_factor"], 0.75);
+}
+
+TEST(ConfigSave, a_partial_factor_that_rounds_down_is_nudged_up) {
+  const ModelConfig c =
+      parse(kPhi3_mini_128k.v4, {{"head_dim", 98}, {"partial_rotary_factor", 0.0205}, {"rope_scaling", nullptr}});
+  ASSERT_EQ(c.ropes[0].rotary_dim, 2);  // 98 * (2.0 / 98) is 1.9999999999999998
+  const double saved = config_to_save(c, "float32")["partial_rotary_factor"];
+  EXPECT_EQ(static_cast<int>(98 * saved), 2);
+}
+
+TEST(ConfigSave, olmo2_scaling_has_the_two_keys_that_transformers_4_takes) {
+  const json saved =
+      config_to_save(parse(kOLMo2_7B.v4, {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 2}}}}), "float32");
+  EXPECT_EQ(saved["rope_scaling"], (json{{"type", "linear"}, {"factor", 2.0}}));
+}
+
+TEST(ConfigSave, gemma3_has_a_dict_for_each_layer_type) {
+  const json saved = config_to_save(parse(kGemma3_1B.v4), "bfloat16");
+  EXPECT_EQ(saved["rope_local_base_freq"], 10000.0);
+  EXPECT_EQ(saved["rope_parameters"]["full_attention"]["rope_theta"], 1e6);
+  EXPECT_EQ(saved["rope_parameters"]["sliding_attention"]["rope_theta"], 1e4);
+  EXPECT_EQ(saved["layer_types"][4], "sliding_attention");
+  EXPECT_EQ(saved["layer_types"][5], "full_attention");
+}
+
+TEST(ConfigSave, unknown_keys_are_carried_along) {
+  const json saved = config_to_save(parse(kPhi3_mini_128k.v4, {{"somebodys_key", {{"a", 1}}}}), "float32");
+  EXPECT_EQ(saved["somebodys_key"]["a"], 1);
+  EXPECT_EQ(saved["auto_map"]["AutoModelForCausalLM"], "modeling_phi3.Phi3ForCausalLM");
+}
