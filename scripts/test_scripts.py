@@ -342,7 +342,9 @@ def scalars_of(directory: Path, key: str) -> dict[int, float]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(directory), size_guidance={"scalars": 0}).Reload()
-    return {e.step: e.value for e in events.Scalars(key)} if key in events.Tags()["scalars"] else {}
+    points = [(e.step, e.value) for e in events.Scalars(key)] if key in events.Tags()["scalars"] else []
+    assert len(dict(points)) == len(points), f"a step is there twice: {points}"
+    return dict(points)
 
 
 def a_log_becomes_events(tmp: Path) -> None:
@@ -376,8 +378,11 @@ def a_followed_log_may_grow_and_be_resumed(tmp: Path) -> None:
         with log.open("a") as file:
             file.write(lines[4][9:])
         wait_for({1: 1, 2: 2, 3: 3, 4: 4, 5: 5})
-        log.write_text("".join(lines[:3]) + '{"step": 4, "loss": 40.0}\n{"step": 5, "loss": 50.0}\n' + '{"step": 6, "loss": 60.0}\n')
-        wait_for({1: 1, 2: 2, 3: 3, 4: 40, 5: 50, 6: 60})
+        log.write_text("".join(lines[:2]) + '{"step": 3, "loss": 30.0}\n')  # resumed after step 2
+        wait_for({1: 1, 2: 2, 3: 30})
+        with log.open("a") as file:
+            file.write('{"step": 4, "loss": 40.0}\n{"step": 5, "loss": 50.0}\n{"step": 6, "loss": 60.0}\n')
+        wait_for({1: 1, 2: 2, 3: 30, 4: 40, 5: 50, 6: 60})
         process.send_signal(signal.SIGINT)
         assert "6 steps" in process.communicate(timeout=120)[0] and process.returncode == 0
     finally:
