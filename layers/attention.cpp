@@ -20,8 +20,9 @@
 
 namespace {
 
-constexpr int64_t kBlockRows = 192;  // a multiple of every kTileCols
-constexpr int64_t kBlockKeys = 96;   // a multiple of kTileRows
+constexpr int64_t kBlockRows = 192;             // a multiple of every kTileCols
+constexpr int64_t kBlockKeys = 96;              // a multiple of kTileRows
+constexpr int64_t kStripKeys = kBlockKeys + 1;  // keys from one strip of weights to the next
 constexpr size_t kAlignment = 64;
 
 int64_t ceil_div(int64_t a, int64_t b) {
@@ -168,8 +169,8 @@ struct BackwardScratch {
     dq = cut.take<T>(rows * width);        // (rows, width)
     lse = cut.take<T>(rows);
     d = cut.take<T>(rows);                     // do . o
-    p = cut.take<T>(kBlockKeys * rows);        // strips of rows: (keys, kTileCols)
-    ds = cut.take<T>(kBlockKeys * rows);       // like p
+    p = cut.take<T>(kStripKeys * rows);        // strips of rows: (keys, kTileCols)
+    ds = cut.take<T>(kStripKeys * rows);       // like p
     k = cut.take<T>(kBlockKeys * g.HD);        // strips of keys: (HD, kTileRows)
     k_rows = cut.take<T>(kBlockKeys * width);  // strips of width: (keys, kTileCols)
     v = cut.take<T>(kBlockKeys * g.HD);        // like k
@@ -198,6 +199,15 @@ void pack_row_strips(T* to, const RowView<const T>& rows, int64_t num_rows, int6
   for (int64_t r0 = 0; r0 < num_rows; r0 += kCols) {
     const int count = static_cast<int>(std::min<int64_t>(kCols, num_rows - r0));
     pack_transposed<kCols>(to + r0 * HD, HD, count, [&](int r) { return rows(r0 + r); });
+  }
+}
+
+/// Asks for keys that are needed one block later: rows far apart, which the hardware does not foresee.
+template <class T>
+void prefetch_keys(const T* keys, int64_t stride, int64_t num_keys, int64_t HD) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t k = 0; k < num_keys; k++) {
+    for (int64_t c = 0; c < HD; c += kLine) __builtin_prefetch(keys + k * stride + c, 0, 2);
   }
 }
 
@@ -257,38 +267,30 @@ void add_strip(T* out, int64_t width, const T* decay, const T* weights, const T*
   }
 }
 
-/// Softcap, and -infinity where a row does not see a key.
 template <class T>
-void finish_scores(T* scores, const Strip& s, const Geometry& g, const QueryBlock& task, int64_t row,
-                   int64_t block_begin, T softcap) {
+void cap_scores(T* scores, const Strip& s, T softcap) {
   constexpr int kCols = kTileCols<T>;
-  if (softcap > 0) {
-    for (int64_t i = s.key_begin * kCols; i < s.key_end * kCols; i++) {
-      scores[i] = softcap * fast_tanh(scores[i] / softcap);
-    }
+  for (int64_t i = s.key_begin * kCols; i < s.key_end * kCols; i++) {
+    scores[i] = softcap * fast_tanh(scores[i] / softcap);
   }
+}
+
+/// Sets what the rows from `row` on do not see of a strip (keys, kTileCols).
+template <class T>
+void hide(T* values, const Strip& s, const Geometry& g, const QueryBlock& task, int64_t row, int64_t block_begin,
+          T value) {
+  constexpr int kCols = kTileCols<T>;
   if (!s.is_masked) return;
   for (int lane = 0; lane < kCols; lane++) {
     const int64_t last = task.q_begin + (row + lane) / g.G - block_begin, first = last - g.window + 1;
-    for (int64_t k = s.key_begin; k < std::min(first, s.key_end); k++) {
-      scores[k * kCols + lane] = -std::numeric_limits<T>::infinity();
-    }
-    for (int64_t k = std::max(s.key_begin, last + 1); k < s.key_end; k++) {
-      scores[k * kCols + lane] = -std::numeric_limits<T>::infinity();
-    }
+    for (int64_t k = s.key_begin; k < std::min(first, s.key_end); k++) values[k * kCols + lane] = value;
+    for (int64_t k = std::max(s.key_begin, last + 1); k < s.key_end; k++) values[k * kCols + lane] = value;
   }
 }
 
-/// exp(x), and 0 for the -infinity of a hidden key.
-template <bool kMasked, class T>
-inline T weight_of(T x) {
-  const T e = fast_exp(x);
-  if constexpr (!kMasked) return e;
-  return x == -std::numeric_limits<T>::infinity() ? T(0) : e;
-}
-
 /// scores -> exp(score - max) with the new maximum; decay = exp(old max - new max); sum = decay * sum + weights.
-template <bool kMasked, class T>
+/// A hidden score is -infinity; fast_exp makes a tiny weight of it, too small to count in a sum.
+template <class T>
 void softmax_strip(T* scores, int64_t begin, int64_t end, T* max, T* sum, T* decay) {
   constexpr int kCols = kTileCols<T>;
   Vec<T> top[kTileVecs], total[kTileVecs] = {};
@@ -305,12 +307,13 @@ void softmax_strip(T* scores, int64_t begin, int64_t end, T* max, T* sum, T* dec
   for (int64_t k = begin; k < end; k++) {
     T* row = scores + k * kCols;
 #pragma omp simd
-    for (int lane = 0; lane < kCols; lane++) row[lane] = weight_of<kMasked>(row[lane] - new_max[lane]);
+    for (int lane = 0; lane < kCols; lane++) row[lane] = fast_exp(row[lane] - new_max[lane]);
 #pragma GCC unroll 4
     for (int v = 0; v < kTileVecs; v++) total[v] += load(row + v * kLanes<T>);
   }
   alignas(kAlignment) T added[kCols];
   for (int v = 0; v < kTileVecs; v++) store(added + v * kLanes<T>, total[v]);
+#pragma omp simd
   for (int lane = 0; lane < kCols; lane++) {
     decay[lane] = fast_exp(max[lane] - new_max[lane]);
     sum[lane] = decay[lane] * sum[lane] + added[lane];
@@ -344,6 +347,11 @@ struct Forward {
       const T* v = k + g.NKV * g.HD;
       pack_key_strips(s.k, k, g.qkv_stride, num_keys, g.HD);
       pack_rows<kCols>(s.v, num_keys, num_keys, g.HD, [&](int64_t j) { return v + j * g.qkv_stride; });
+      if (block + 1 < task.end_key_block()) {
+        const int64_t num_next = std::min(kBlockKeys, task.length - begin - kBlockKeys);
+        prefetch_keys(k + kBlockKeys * g.qkv_stride, g.qkv_stride, num_next, g.HD);
+        prefetch_keys(v + kBlockKeys * g.qkv_stride, g.qkv_stride, num_next, g.HD);
+      }
       for (int64_t row = 0; row < rows; row += kCols) add_keys(task, s, row, begin, num_keys);
     }
     write(task, s);
@@ -357,13 +365,11 @@ struct Forward {
     const Strip strip = make_strip<T>(g, task, row, block_begin);
     if (strip.key_begin == strip.key_end) return;
     multiply_strip(s.p, s.k, s.q + row * g.HD, g.HD, strip.key_begin, strip.key_end);
-    finish_scores(s.p, strip, g, task, row, block_begin, softcap);
+    if (softcap > 0) cap_scores(s.p, strip, softcap);
+    hide(s.p, strip, g, task, row, block_begin, -std::numeric_limits<T>::infinity());
     alignas(kAlignment) T decay[kCols];
-    if (strip.is_masked) {
-      softmax_strip<true>(s.p, strip.key_begin, strip.key_end, s.max + row, s.sum + row, decay);
-    } else {
-      softmax_strip<false>(s.p, strip.key_begin, strip.key_end, s.max + row, s.sum + row, decay);
-    }
+    softmax_strip(s.p, strip.key_begin, strip.key_end, s.max + row, s.sum + row, decay);
+    hide(s.p, strip, g, task, row, block_begin, T(0));
     add_strip(s.o + row * width, width, decay, s.p + strip.key_begin * kCols, s.v + strip.key_begin * kCols, num_keys,
               std::min(strip.key_end, num_keys) - strip.key_begin);
   }
@@ -406,6 +412,11 @@ struct Backward {
       pack_key_strips(s.k, k, g.qkv_stride, num_keys, g.HD);
       pack_key_strips(s.v, v, g.qkv_stride, num_keys, g.HD);
       pack_rows<kCols>(s.k_rows, num_keys, num_keys, g.HD, [&](int64_t j) { return k + j * g.qkv_stride; });
+      if (block + 1 < task.end_key_block()) {
+        const int64_t num_next = std::min(kBlockKeys, task.length - begin - kBlockKeys);
+        prefetch_keys(k + kBlockKeys * g.qkv_stride, g.qkv_stride, num_next, g.HD);
+        prefetch_keys(v + kBlockKeys * g.qkv_stride, g.qkv_stride, num_next, g.HD);
+      }
       for (int64_t row = 0; row < rows; row += kCols) add_to_dq(task, s, row, begin, num_keys);
       enter(task, block, num_keys);
       T* dk = dqkv + (k - qkv);
@@ -455,22 +466,19 @@ struct Backward {
     const int64_t width = g.padded_width<T>();
     const Strip strip = s.strips[row / kCols] = make_strip<T>(g, task, row, block_begin);
     if (strip.key_begin == strip.key_end) return;
-    T* p = s.p + row * kBlockKeys;
-    T* ds = s.ds + row * kBlockKeys;
+    T* p = s.p + row * kStripKeys;
+    T* ds = s.ds + row * kStripKeys;
     multiply_strip(p, s.k, s.q + row * g.HD, g.HD, strip.key_begin, strip.key_end);
     multiply_strip(ds, s.v, s.d_o + row * g.HD, g.HD, strip.key_begin, strip.key_end);
-    finish_scores(p, strip, g, task, row, block_begin, softcap);
-    if (strip.is_masked) {
-      weigh<true>(p, ds, strip, s.lse + row, s.d + row);
-    } else {
-      weigh<false>(p, ds, strip, s.lse + row, s.d + row);
-    }
+    if (softcap > 0) cap_scores(p, strip, softcap);
+    weigh(p, ds, strip, s.lse + row, s.d + row);
+    hide(p, strip, g, task, row, block_begin, T(0));
+    hide(ds, strip, g, task, row, block_begin, T(0));
     add_strip<T>(s.dq + row * width, width, nullptr, ds + strip.key_begin * kCols, s.k_rows + strip.key_begin * kCols,
                  num_keys, std::min(strip.key_end, num_keys) - strip.key_begin);
   }
 
   /// p: scores -> weights. ds: do . v -> ds.
-  template <bool kMasked>
   void weigh(T* p, T* ds, const Strip& strip, const T* row_lse, const T* row_d) const {
     constexpr int kCols = kTileCols<T>;
     const T inverse_cap = softcap > 0 ? T(1) / softcap : T(0);
@@ -479,11 +487,9 @@ struct Backward {
       T* dsk = ds + k * kCols;
 #pragma omp simd
       for (int lane = 0; lane < kCols; lane++) {
-        const T score = pk[lane], capped = score * inverse_cap;
-        const T weight = weight_of<kMasked>(score - row_lse[lane]);
-        const T gradient = scale * weight * (dsk[lane] - row_d[lane]) * (T(1) - capped * capped);
+        const T capped = pk[lane] * inverse_cap, weight = fast_exp(pk[lane] - row_lse[lane]);
+        dsk[lane] = scale * weight * (dsk[lane] - row_d[lane]) * (T(1) - capped * capped);
         pk[lane] = weight;
-        dsk[lane] = kMasked && weight == T(0) ? T(0) : gradient;
       }
     }
   }
@@ -521,7 +527,7 @@ struct Backward {
         if (begin >= end) continue;
         Tile<T> tile;
         for (int64_t s = begin; s < end; s++) {
-          tile.template multiply<kCols, 1>(kCols, weights + (s * kBlockKeys + k) * kCols, columns + s * kCols * kCols);
+          tile.template multiply<kCols, 1>(kCols, weights + (s * kStripKeys + k) * kCols, columns + s * kCols * kCols);
         }
         T* to = out + k * g.qkv_stride + c;
         tile.store_to(to, g.qkv_stride, num_keys - k, g.HD - c, to, g.qkv_stride);

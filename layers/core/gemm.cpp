@@ -25,7 +25,7 @@ namespace {
 constexpr int64_t kDepth = KD;
 constexpr int64_t kBlockRows = KR;       // a multiple of kTileRows
 constexpr int64_t kPanelCols = KP;       // a multiple of every kTileCols
-constexpr int64_t kSmallWork = 1 << 16;  // multiply-adds below which threads cost more than they save
+constexpr int64_t kSmallWork = 1 << 20;  // multiply-adds below which threads cost more than they save
 
 int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -174,14 +174,16 @@ void multiply_all(const Product<T>& p, int thread, int threads, Grid grid, char*
   T* b_panel = reinterpret_cast<T*>(buffer);
   T* a_block = reinterpret_cast<T*>(buffer + panel_bytes<T>() + static_cast<size_t>(thread) * block_bytes<T>());
   const Range rows = piece_of(p.M, kTileRows, thread / grid.col_parts, grid.row_parts);
-  const int64_t depth_blocks = ceil_div(p.K, kDepth);
+  const int64_t depth_blocks = std::max<int64_t>(1, ceil_div(p.K, kDepth));  // K = 0: C = D
   for (int64_t panel = 0; panel < p.N; panel += kPanelCols) {
     const int64_t width = std::min(kPanelCols, p.N - panel);
     const Range cols = piece_of(width, kTileCols<T>, thread % grid.col_parts, grid.col_parts);
     const Range packs = piece_of(width, kTileCols<T>, thread, threads);
     for (int64_t block = 0; block < depth_blocks; block++) {
       const int64_t k = block * p.K / depth_blocks, depth = (block + 1) * p.K / depth_blocks - k;
-#pragma omp barrier
+      if (panel > 0 || block > 0) {
+#pragma omp barrier  // nobody reads the previous one any more
+      }
       pack_b(b_panel + packs.begin * depth, p.b, panel + packs.begin, packs.end - packs.begin, k, depth);
 #pragma omp barrier
       multiply_part(p, rows, cols, panel, k, depth, a_block, b_panel);

@@ -96,6 +96,16 @@ inline void transpose_4x4(const float* r0, const float* r1, const float* r2, con
   *reinterpret_cast<Float4*>(to + 3 * ld) = __builtin_shufflevector(ab_hi, cd_hi, 2, 3, 6, 7);
 }
 
+// to[k * ld + r] = rows[r][k] for r < 2, k < 4.
+inline void transpose_2x4(const float* r0, const float* r1, float* to, int64_t ld) {
+  const Float4 a = *reinterpret_cast<const Float4*>(r0), b = *reinterpret_cast<const Float4*>(r1);
+  const Float4 lo = __builtin_shufflevector(a, b, 0, 4, 1, 5), hi = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  std::memcpy(to, &lo, 8);
+  std::memcpy(to + ld, reinterpret_cast<const char*>(&lo) + 8, 8);
+  std::memcpy(to + 2 * ld, &hi, 8);
+  std::memcpy(to + 3 * ld, reinterpret_cast<const char*>(&hi) + 8, 8);
+}
+
 }  // namespace detail
 
 /// to[k * kWidth + r] = row(r)[k] for k < depth and r < count; zero for count <= r < kWidth.
@@ -113,6 +123,12 @@ inline void pack_transposed(T* to, int64_t depth, int count, Row&& row) {
         float* out = to + k * kWidth + r;
         out[0] = r0[k], out[1] = r1[k], out[2] = r2[k], out[3] = r3[k];
       }
+    }
+    for (; r + 2 <= count; r += 2) {
+      const float *r0 = row(r), *r1 = row(r + 1);
+      int64_t k = 0;
+      for (; k + 4 <= depth; k += 4) detail::transpose_2x4(r0 + k, r1 + k, to + k * kWidth + r, kWidth);
+      for (; k < depth; k++) to[k * kWidth + r] = r0[k], to[k * kWidth + r + 1] = r1[k];
     }
   }
   for (; r < count; r++) {
