@@ -94,7 +94,8 @@ endif
 demo:
 	@scripts/install_deps.sh build
 	@$(MAKE) -j$(JOBS) --no-print-directory all
-	build/train_gpt configs/demo.json --checkpoint.resume never --checkpoint.dir $$(mktemp -d)/demo
+	@rm -rf build/demo
+	build/train_gpt configs/demo.json
 
 # ---- tests: one program per file
 TESTS := $(patsubst %.cpp,$(B)/%,$(sort $(wildcard test/unit/*_test.cpp test/numerics/*_test.cpp)))
@@ -135,6 +136,26 @@ clean:
 	rm -rf build
 help:
 	@sed -n '1,/^$$/p' Makefile | sed 's/^# \{0,1\}//'
+
+# ---- Python: the reference (PyTorch + transformers, pinned). .venv/hf4 is transformers 4 on the same torch.
+.venv/ok: scripts/requirements.txt
+	python3 -m venv .venv
+	.venv/bin/pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
+.venv/hf4/ok: scripts/requirements-hf4.txt .venv/ok
+	python3 -m venv .venv/hf4
+	for site in .venv/hf4/lib/python*/site-packages; do echo $(CURDIR)/$${site/hf4\//} > $$site/of_parent.pth; done
+	.venv/hf4/bin/pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
+.PHONY: fixtures test-reference
+fixtures: .venv/ok                      # writes test/fixtures/*/ again
+	.venv/bin/python scripts/make_fixtures.py
+
+test-reference: build/train_gpt .venv/ok .venv/hf4/ok   # the program against transformers, live
+	OMP_WAIT_POLICY=PASSIVE .venv/bin/python scripts/test_scripts.py
+	scripts/reference_test.sh build/train_gpt
 
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)
