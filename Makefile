@@ -89,5 +89,9 @@ TESTS := $(patsubst %.cpp,$(B)/%,$(sort $(wildcard test/unit/*_test.cpp test/num
 $(B)/test/%_test: $(B)/test/%_test.o $(LIB)
 	$(CXX) $(LDFLAGS) -o $@ $^ -lgtest -lgtest_main $(LDLIBS)
 
+# ---- benchmarks: programs to run by hand on a quiet machine
+$(B)/test/bench/%_bench: $(B)/test/bench/%_bench.o $(LIB)
+	$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)
