@@ -157,5 +157,9 @@ test-reference: build/train_gpt .venv/ok .venv/hf4/ok   # the program against tr
 	OMP_WAIT_POLICY=PASSIVE .venv/bin/python scripts/test_scripts.py
 	scripts/reference_test.sh build/train_gpt
 
+# ---- benchmarks: programs to run by hand on a quiet machine
+$(B)/test/bench/%_bench: $(B)/test/bench/%_bench.o $(LIB)
+	$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)

@@ -6,25 +6,18 @@
 //       for each strip of kTileCols columns, for each strip of kTileRows rows: one tile of C
 #include "layers/core/gemm.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
+#include <cstdlib>
+#include <memory>
 
 #include "layers/core/gemm_tile.h"
 #include "layers/core/parallel.h"
 
 namespace {
 
-#ifndef KD
-#define KD 384
-#define KR 192
-#define KP 1024
-#endif
-constexpr int64_t kDepth = KD;
-constexpr int64_t kBlockRows = KR;       // a multiple of kTileRows
-constexpr int64_t kPanelCols = KP;       // a multiple of every kTileCols
+constexpr int64_t kDepth = 384;          // a strip of B (24 KiB in fp32) stays in L1 while A streams past
+constexpr int64_t kBlockRows = 144;      // a multiple of kTileRows; a block of A fills half of a 512 KiB L2
+constexpr int64_t kPanelCols = 1024;     // a multiple of every kTileCols; a panel of B is 1.5 MiB
 constexpr int64_t kSmallWork = 1 << 20;  // multiply-adds below which threads cost more than they save
 
 int64_t ceil_div(int64_t a, int64_t b) {
@@ -40,35 +33,19 @@ constexpr size_t block_bytes() {
   return kBlockRows * kDepth * sizeof(T);
 }
 
-// Memory for packing that lives as long as its thread, in huge pages where there are some; grows with the number of
-// threads, and is not touched in between.
-class PackBuffer {
- public:
-  PackBuffer() = default;
-  PackBuffer(const PackBuffer&) = delete;
-  PackBuffer& operator=(const PackBuffer&) = delete;
-  ~PackBuffer() { reset(0); }
-
-  char* at_least(size_t size_bytes) {
-    if (size_bytes > size_bytes_) reset(size_bytes);
-    return static_cast<char*>(data_);
+// Memory for packing that lives as long as its thread and grows with the number of OpenMP threads only.
+char* pack_buffer(size_t size_bytes) {
+  constexpr size_t kPage = 4096;
+  thread_local std::unique_ptr<void, decltype(&std::free)> data(nullptr, &std::free);
+  thread_local size_t capacity = 0;
+  if (size_bytes > capacity) {
+    const size_t pages = (size_bytes + kPage - 1) / kPage * kPage;
+    data.reset(std::aligned_alloc(kPage, pages));
+    capacity = data ? pages : 0;
+    CHECK(data, "cannot allocate {} KiB for packing matrices", pages >> 10);
   }
-
- private:
-  void reset(size_t size_bytes) {
-    if (data_) munmap(data_, size_bytes_);
-    data_ = nullptr, size_bytes_ = 0;
-    if (size_bytes == 0) return;
-    void* data = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    CHECK(data != MAP_FAILED, "cannot allocate {} KiB for packing matrices: {}", size_bytes >> 10,
-          std::strerror(errno));
-    madvise(data, size_bytes, MADV_HUGEPAGE);
-    data_ = data, size_bytes_ = size_bytes;
-  }
-
-  void* data_ = nullptr;
-  size_t size_bytes_ = 0;
-};
+  return static_cast<char*>(data.get());
+}
 
 template <class T>
 struct Product {
@@ -99,6 +76,7 @@ void pack_a(T* to, const MatrixView<T>& a, int64_t i, int64_t rows, int64_t k, i
   const T* from = a.data + i * a.ld + k;
   for (int64_t r0 = 0; r0 < rows; r0 += kTileRows) {
     const int count = static_cast<int>(std::min<int64_t>(kTileRows, rows - r0));
+    for (int64_t r = r0 + kTileRows; r < std::min(rows, r0 + 2 * kTileRows); r++) prefetch_row(from + r * a.ld, depth);
     pack_transposed<kTileRows>(to + r0 * depth, depth, count, [&](int r) { return from + (r0 + r) * a.ld; });
   }
 }
@@ -114,6 +92,7 @@ void pack_b(T* to, const MatrixView<T>& b, int64_t j, int64_t cols, int64_t k, i
   const T* from = b.data + j * b.ld + k;
   for (int64_t c0 = 0; c0 < cols; c0 += kCols) {
     const int count = static_cast<int>(std::min<int64_t>(kCols, cols - c0));
+    for (int64_t c = c0 + kCols; c < std::min(cols, c0 + 2 * kCols); c++) prefetch_row(from + c * b.ld, depth);
     pack_transposed<kCols>(to + c0 * depth, depth, count, [&](int c) { return from + (c0 + c) * b.ld; });
   }
 }
@@ -158,8 +137,10 @@ void multiply_part(const Product<T>& p, Range rows, Range cols, int64_t panel, i
                    const T* b_panel) {
   const T* addend = k == 0 ? p.addend : p.c;
   const int64_t addend_ld = k == 0 ? p.addend_ld : p.N;
-  for (int64_t i0 = rows.begin; i0 < rows.end; i0 += kBlockRows) {
-    const int64_t count = std::min(kBlockRows, rows.end - i0);
+  const int64_t num_blocks = ceil_div(rows.end - rows.begin, kBlockRows);
+  for (int64_t block = 0; block < num_blocks; block++) {
+    const Range own = piece_of(rows.end - rows.begin, kTileRows, block, num_blocks);
+    const int64_t i0 = rows.begin + own.begin, count = own.end - own.begin;
     pack_a(a_block, p.a, i0, count, k, depth);
     for (int64_t j = cols.begin; j < cols.end; j += kTileCols<T>) {
       for (int64_t i = 0; i < count; i += kTileRows) {
@@ -170,7 +151,8 @@ void multiply_part(const Product<T>& p, Range rows, Range cols, int64_t panel, i
 }
 
 template <class T>
-void multiply_all(const Product<T>& p, int thread, int threads, Grid grid, char* buffer) {
+void multiply_all(const Product<T>& p, int thread, int threads, char* buffer) {
+  const Grid grid = choose_grid<T>(p.M, p.N, threads);
   T* b_panel = reinterpret_cast<T*>(buffer);
   T* a_block = reinterpret_cast<T*>(buffer + panel_bytes<T>() + static_cast<size_t>(thread) * block_bytes<T>());
   const Range rows = piece_of(p.M, kTileRows, thread / grid.col_parts, grid.row_parts);
@@ -191,11 +173,6 @@ void multiply_all(const Product<T>& p, int thread, int threads, Grid grid, char*
   }
 }
 
-PackBuffer& pack_buffer() {
-  thread_local PackBuffer buffer;
-  return buffer;
-}
-
 template <class T>
 size_t buffer_bytes(int threads) {
   return panel_bytes<T>() + static_cast<size_t>(threads) * block_bytes<T>();
@@ -208,10 +185,9 @@ void gemm(T* c, int64_t M, int64_t N, int64_t K, MatrixView<T> a, MatrixView<T> 
   const Product<T> p{c, M, N, K, a, b, addend, addend_ld};
   if (M == 0 || N == 0) return;
   const int threads = M * N * K < kSmallWork ? 1 : num_threads();
-  const Grid grid = choose_grid<T>(M, N, threads);
-  char* buffer = pack_buffer().at_least(buffer_bytes<T>(threads));
+  char* buffer = pack_buffer(buffer_bytes<T>(threads));
 #pragma omp parallel num_threads(threads)
-  multiply_all(p, omp_get_thread_num(), threads, grid, buffer);
+  multiply_all(p, omp_get_thread_num(), omp_get_num_threads(), buffer);
 }
 
 template void gemm(float*, int64_t, int64_t, int64_t, MatrixView<float>, MatrixView<float>, const float*, int64_t);

@@ -108,6 +108,13 @@ inline void transpose_2x4(const float* r0, const float* r1, float* to, int64_t l
 
 }  // namespace detail
 
+/// Asks for the next `count` elements at p.
+template <class T>
+inline void prefetch_row(const T* p, int64_t count) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(p + i, 0, 3);
+}
+
 /// to[k * kWidth + r] = row(r)[k] for k < depth and r < count; zero for count <= r < kWidth.
 template <int kWidth, class T, class Row>
 inline void pack_transposed(T* to, int64_t depth, int count, Row&& row) {
@@ -149,6 +156,7 @@ inline void pack_rows(T* to, int64_t strip_depth, int64_t depth, int64_t width, 
     const int64_t count = std::min(kRowsAtOnce, depth - k0);
     const T* from[kRowsAtOnce];
     for (int64_t k = 0; k < count; k++) from[k] = row(k0 + k);
+    for (int64_t k = k0 + kRowsAtOnce; k < std::min(depth, k0 + 2 * kRowsAtOnce); k++) prefetch_row(row(k), width);
     for (int64_t c = 0; c < width; c += kWidth) {
       T* strip = to + c * strip_depth + k0 * kWidth;
       if (c + kWidth <= width) {
