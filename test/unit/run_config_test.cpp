@@ -206,30 +206,12 @@ TEST(RunConfig, plan_and_world) {
 // ---- The echo
 
 TEST(RunConfig, echo_gives_the_same_run_again) {
-  RunConfig defaults;
-  for (RunConfig run : {
-           parse_with({}),
-           parse_with({"--schedule.name",
-                       "wsd",
-                       "--schedule.decay_ratio",
-                       "0.3",
-                       "--optimizer.lr",
-                       "0.1",
-                       "--data.eval",
-                       "e",
-                       "--train.eval_every",
-                       "3",
-                       "--debug.dump_dir",
-                       "d",
-                       "--debug.dump_logits",
-                       "true",
-                       "--model.init",
-                       "random",
-                       "--model.seed",
-                       "7",
-                       "--data.train",
-                       R"({"path": "b\u00e9", "weight": 0.3})"}),
-       }) {
+  const RunConfig defaults;
+  const RunConfig other =
+      parse_with({"--schedule.name", "wsd", "--schedule.decay_ratio", "0.3", "--optimizer.lr", "0.1", "--data.eval",
+                  R"({"path": "b\u00e9", "weight": 0.3})", "--train.eval_every", "3", "--debug.dump_dir", "d",
+                  "--debug.dump_logits", "true", "--model.init", "random", "--model.seed", "7"});
+  for (const RunConfig& run : {parse_with({}), other}) {
     const json echo = to_json(run);
     const RunConfig again = parse_text(echo.dump(2));
     EXPECT_NO_THROW(validate_run_config(again));
