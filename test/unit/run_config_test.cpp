@@ -333,7 +333,7 @@ TEST(RunConfig, broken_json_is_refused_with_line_and_column) {
 
 TEST(RunConfig, command_line_slips_are_refused) {
   EXPECT_EQ(error_of([] { parse_arguments({}); }).find("nothing to train.\nUsage: train_gpt [CONFIG.json]"), 0u);
-  EXPECT_EQ(error_with({"--optimizer.lr"}).find("--optimizer.lr"), 0u);
+  EXPECT_EQ(error_with({"--optimizer.lr"}), "--optimizer.lr has no value. `train_gpt --help` lists every option");
   EXPECT_EQ(error_with({"--log.file="}).find("--log.file= has no value"), 0u);
   EXPECT_NE(error_with({"--train.eval_every", "3", "4"}), "no error");
   EXPECT_NE(error_with({"--log.file", "\xff\xfe"}).find("is not UTF-8"), std::string::npos);
