@@ -40,7 +40,7 @@ std::vector<Option> options_of(RunConfig& r) {
   return {
       // model
       {.key = "model.path",
-       .value = &r.model.path,
+       .value = NullableText{&r.model.path},
        .help = "Hugging Face model directory; config.json alone is enough for random weights. Required."},
       {.key = "model.init",
        .value = &r.model.init,

@@ -310,6 +310,8 @@ std::string nearest_key(const std::string& key) {
   for (const Option& o : options_of(run)) {
     offer(o.key, edit_distance(asked, o.key));
     offer(o.key, edit_distance(asked_name, o.name()) + 1);  // the right name in the wrong section, or in none
+    const bool is_cut = asked_name.size() >= 3 && o.name().starts_with(asked_name);  // warmup for warmup_steps
+    if (is_cut) offer(o.key, asked.starts_with(o.section()) ? 1 : 2);
   }
   if (asked == asked_name) {
     for (const Section& s : option_sections()) offer(s.name, edit_distance(asked, s.name));

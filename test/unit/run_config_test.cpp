@@ -206,30 +206,12 @@ TEST(RunConfig, plan_and_world) {
 // ---- The echo
 
 TEST(RunConfig, echo_gives_the_same_run_again) {
-  RunConfig defaults;
-  for (RunConfig run : {
-           parse_with({}),
-           parse_with({"--schedule.name",
-                       "wsd",
-                       "--schedule.decay_ratio",
-                       "0.3",
-                       "--optimizer.lr",
-                       "0.1",
-                       "--data.eval",
-                       "e",
-                       "--train.eval_every",
-                       "3",
-                       "--debug.dump_dir",
-                       "d",
-                       "--debug.dump_logits",
-                       "true",
-                       "--model.init",
-                       "random",
-                       "--model.seed",
-                       "7",
-                       "--data.train",
-                       R"({"path": "b\u00e9", "weight": 0.3})"}),
-       }) {
+  const RunConfig defaults;
+  const RunConfig other =
+      parse_with({"--schedule.name", "wsd", "--schedule.decay_ratio", "0.3", "--optimizer.lr", "0.1", "--data.eval",
+                  R"({"path": "b\u00e9", "weight": 0.3})", "--train.eval_every", "3", "--debug.dump_dir", "d",
+                  "--debug.dump_logits", "true", "--model.init", "random", "--model.seed", "7"});
+  for (const RunConfig& run : {parse_with({}), other}) {
     const json echo = to_json(run);
     const RunConfig again = parse_text(echo.dump(2));
     EXPECT_NO_THROW(validate_run_config(again));
@@ -351,7 +333,7 @@ TEST(RunConfig, broken_json_is_refused_with_line_and_column) {
 
 TEST(RunConfig, command_line_slips_are_refused) {
   EXPECT_EQ(error_of([] { parse_arguments({}); }).find("nothing to train.\nUsage: train_gpt [CONFIG.json]"), 0u);
-  EXPECT_EQ(error_with({"--optimizer.lr"}).find("--optimizer.lr"), 0u);
+  EXPECT_EQ(error_with({"--optimizer.lr"}), "--optimizer.lr has no value. `train_gpt --help` lists every option");
   EXPECT_EQ(error_with({"--log.file="}).find("--log.file= has no value"), 0u);
   EXPECT_NE(error_with({"--train.eval_every", "3", "4"}), "no error");
   EXPECT_NE(error_with({"--log.file", "\xff\xfe"}).find("is not UTF-8"), std::string::npos);
