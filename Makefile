@@ -125,6 +125,29 @@ run-tests:
 run-unit-tests:
 	@scripts/run_tests.sh $(TESTS)
 
+# ---- the reference: PyTorch + transformers, pinned, in .venv; .venv/hf4 is transformers 4 on the same torch
+.venv/ok: scripts/requirements.txt
+	@scripts/install_deps.sh python
+	python3 -m venv .venv
+	.venv/bin/pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
+.venv/hf4/ok: scripts/requirements-hf4.txt .venv/ok
+	python3 -m venv .venv/hf4
+	@for site in .venv/hf4/lib/python*/site-packages; do echo $(CURDIR)/$${site/hf4\//} > $$site/of_parent.pth; done
+	.venv/hf4/bin/pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
+.PHONY: test-reference fixtures
+test-reference: .venv/ok .venv/hf4/ok
+	@scripts/install_deps.sh build
+	@$(MAKE) -j$(JOBS) --no-print-directory all
+	OMP_WAIT_POLICY=PASSIVE .venv/bin/python scripts/test_scripts.py
+	scripts/reference_test.sh
+
+fixtures: .venv/ok
+	.venv/bin/python scripts/make_fixtures.py
+
 # ---- house keeping
 .PHONY: lint format clean help
 lint:
@@ -160,6 +183,7 @@ test-reference: build/train_gpt .venv/ok .venv/hf4/ok   # the program against tr
 # ---- benchmarks: programs to run by hand on a quiet machine
 $(B)/test/bench/%_bench: $(B)/test/bench/%_bench.o $(LIB)
 	$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+
 
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)

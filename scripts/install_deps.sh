@@ -42,7 +42,7 @@ for group in "$@"; do
         'echo "extern \"C\" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }" |
          clang++ -fsanitize=fuzzer -x c++ - -o /dev/null'
       ;;
-    python) want python3-venv python3 -m venv --help ;;
+    python) want python3-venv python3 -c 'import ensurepip' ;;
     *)
       echo "install_deps.sh: unknown group '$group'" >&2
       exit 2

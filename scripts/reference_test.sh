@@ -44,7 +44,7 @@ echo "== loss curves within 1e-3; the first step's loss, gradients and new weigh
 
 echo "== the saved directory opens in transformers 5 and 4 with the logits that train_gpt has"
 checkpoint=$(printf '%s/checkpoints/step_%06d' "$work" "$steps")
-"$trainer" "$work/config.json" --model.path "$checkpoint" --train.steps 1 --checkpoint.dir "$work/again" \
+"$trainer" "$work/config.json" --model.path "$checkpoint" --train.steps 1 --schedule.warmup_steps 0 --checkpoint.dir "$work/again" \
   --log.file "$work/again.jsonl" --debug.dump_dir "$work/again_dump" --debug.dump_steps 1 --debug.dump_logits true \
   > "$work/again.out"
 for hf in "$python" "$python_hf4"; do

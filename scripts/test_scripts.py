@@ -159,6 +159,16 @@ def packed_documents_do_not_see_each_other(tmp: Path) -> None:
         assert error < 2e-6, (name, attention, error)  # fp32: eps 6e-8, a few hundred roundings
 
 
+def fixtures_are_what_their_script_makes(tmp: Path) -> None:
+    names = ("llama", "llama_dynamic", "phi3_longrope_short", "gemma3_text")
+    run("make_fixtures.py", "--out", tmp, "--only", *names)
+    for name in names:
+        for file in ("config.json", "config_v4.json"):
+            assert (tmp / name / file).read_text() == (FIXTURES / name / file).read_text(), (name, file)
+        for file in ("model.safetensors", "expected.safetensors"):  # another CPU may round otherwise
+            run("compare_dumps.py", tmp / name / file, FIXTURES / name / file, "--tolerance", 1e-6)
+
+
 def a_run_on_dumped_batches_repeats_the_run(tmp: Path) -> None:
     path = tmp / "c.json"
     config = {"model": {"path": str(FIXTURES / "llama")}, "data": {"train": [str(tmp / "d.jsonl")], "seq_len": 24, "shuffle": False},
@@ -384,7 +394,7 @@ def wandb_gets_every_step_on_its_own_axis(tmp: Path) -> None:
 
 
 TESTS = [schedules_end_exactly_where_they_say, short_and_odd_schedules_stay_in_range, overrides_and_human_numbers_are_understood,
-         packing_loses_no_token, packed_documents_do_not_see_each_other, the_reference_step_is_that_of_torch,
+         packing_loses_no_token, packed_documents_do_not_see_each_other, the_reference_step_is_that_of_torch, fixtures_are_what_their_script_makes,
          a_run_on_dumped_batches_repeats_the_run, curves_beyond_the_tolerance_fail, text_comes_back_from_jsonl_and_from_megatron,
          only_assistant_turns_have_loss, a_template_that_rewrites_earlier_turns_is_refused, datasets_on_disk_are_read,
          a_log_becomes_events, a_followed_log_may_grow_and_be_resumed, wandb_gets_every_step_on_its_own_axis]  # fmt: skip
