@@ -304,6 +304,10 @@ void __tsan_read_range(void* p, size_t size_bytes) {
 void __tsan_write_range(void* p, size_t size_bytes) {
   on_access(p, size_bytes, true, __builtin_return_address(0));
 }
+/// Host code only: the guard of a function's static variable.
+uint8_t __tsan_atomic8_load(const volatile uint8_t* p, int) {
+  return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
 void __tsan_init() {}
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}

@@ -54,7 +54,8 @@ cudaError_t cudaSetDevice(int ordinal) {
 }
 
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
-  *free_bytes = *total_bytes = machine.arena.size;
+  *free_bytes = free_device_bytes();
+  *total_bytes = machine.arena.size;
   return cudaSuccess;
 }
 

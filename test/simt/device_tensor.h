@@ -15,7 +15,7 @@ class DeviceTensor {
         shape_(shape),
         offset_bytes_(static_cast<size_t>(offset) * size_of(dtype)),
         memory_(device.allocate(size_bytes())) {
-    simt_poison(memory_, size_bytes());
+    if (memory_) simt_poison(memory_, size_bytes());
   }
   DeviceTensor(Device& device, const HostTensor& contents, int64_t offset = 0)
       : DeviceTensor(device, contents.dtype(), contents.shape(), offset) {

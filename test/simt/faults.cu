@@ -45,12 +45,17 @@ float zero(int) {
   return 0.0f;
 }
 
+/// Opened once: a device has a large workspace.
+Device& cuda() {
+  static Device device = Device::cuda(0);
+  return device;
+}
+
 /// Runs `kernel(out, in, more...)` and compares the first `checked` outputs.
 template <class Kernel, class Expected, class... More>
 void run(Kernel kernel, const Array& out, const LaunchShape& shape, int checked, Expected expected, More... more) {
-  Device device = Device::cuda(0);
   const Array in(N, input);
-  launch(device, shape, kernel, out.data(), in.data(), more...);
+  launch(cuda(), shape, kernel, out.data(), in.data(), more...);
   const std::vector<float> result = out.to_host();
   for (int i = 0; i < checked; i++) {
     const float value = result[static_cast<size_t>(i)];
@@ -380,21 +385,19 @@ void run_atomics_in_two_orders() {
 }
 
 void run_use_after_free() {
-  Device device = Device::cuda(0);
   const Array in(N, input);
   float* freed = nullptr;
   {
     const Array out(N, zero);
     freed = out.data();
   }
-  launch(device, {1, N}, copy, freed, in.data());
+  launch(cuda(), {1, N}, copy, freed, in.data());
 }
 
 void run_host_pointer() {
-  Device device = Device::cuda(0);
   const std::vector<float> in(N, 1.0f);
   const Array out(N, zero);
-  launch(device, {1, N}, copy, out.data(), in.data());
+  launch(cuda(), {1, N}, copy, out.data(), in.data());
 }
 
 void run_copy_past_the_end() {
@@ -475,9 +478,8 @@ const std::vector<Fault>& faults() {
       {"misaligned_pack",
        [] {
          const Array out(N, zero);
-         Device device = Device::cuda(0);
          const Array in(N, input);
-         launch(device, {1, N}, copy_packs, out.data(), in.data() + 1, N / 4 - 1);
+         launch(cuda(), {1, N}, copy_packs, out.data(), in.data() + 1, N / 4 - 1);
        },
        nullptr, "misaligned address", nullptr},
       {"use_after_free", run_use_after_free, "freed global allocation", "freed global allocation",

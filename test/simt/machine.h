@@ -111,6 +111,7 @@ void seed_schedule();
 
 void* allocate_device(size_t size_bytes, const char* kind);
 bool release_device(void* data);
+size_t free_device_bytes();
 /// Reports writes to the bytes between an allocation and the bounds of its pages.
 void check_margins();
 /// Whether [address, address + size) lies in one live allocation.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <map>
 
 #include "test/simt/machine.h"
@@ -16,7 +17,7 @@ extern "C" {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kArenaBytes = size_t{8} << 30;  // of addresses, not of memory
+constexpr size_t kArenaBytes = size_t{16} << 30;  // of addresses, not of memory
 // Small, so that the end of the data meets the trap; no access here is wider. CUDA itself promises 256.
 constexpr size_t kAlignment = 16;
 constexpr int kFresh = 0xff;  // NaN in fp32, fp16 and bf16; -1 in integers
@@ -51,13 +52,11 @@ void reserve_arena() {
 
 /// The allocation nearest to an address.
 const Allocation* nearest(uintptr_t address) {
-  const Allocation* best = nullptr;
-  auto it = allocations.upper_bound(address);
-  if (it != allocations.end()) best = &it->second;
-  if (it != allocations.begin() && (!best || (--it)->second.distance(address) <= best->distance(address))) {
-    best = &it->second;
-  }
-  return best;
+  const auto above = allocations.upper_bound(address);
+  if (above == allocations.begin()) return above == allocations.end() ? nullptr : &above->second;
+  const auto below = std::prev(above);
+  if (above == allocations.end()) return &below->second;
+  return &(below->second.distance(address) <= above->second.distance(address) ? below : above)->second;
 }
 
 /// Reports the first byte of [begin, end) that was written to.
@@ -76,6 +75,7 @@ void* allocate_device(size_t size_bytes, const char* kind) {
   char* pages = reinterpret_cast<char*>(next_pages);
   next_pages += pages_bytes + kPage;
   CHECK(mprotect(pages, pages_bytes, PROT_READ | PROT_WRITE) == 0, "mprotect of {} bytes failed", pages_bytes);
+  madvise(pages, pages_bytes, MADV_HUGEPAGE);  // the workspace of a Device is 64 MiB
   std::memset(pages, kFresh, pages_bytes);
   char* data = pages + pages_bytes - aligned_bytes;
   allocations[reinterpret_cast<uintptr_t>(data)] = {pages, pages_bytes, data, size_bytes, kind};
@@ -96,6 +96,10 @@ bool release_device(void* data) {
   madvise(a.pages, a.pages_bytes, MADV_DONTNEED);
   a.is_freed = true;
   return true;
+}
+
+size_t free_device_bytes() {
+  return machine.arena.begin + machine.arena.size - next_pages;
 }
 
 void check_margins() {

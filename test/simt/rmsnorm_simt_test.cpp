@@ -9,7 +9,8 @@
 namespace {
 
 constexpr double kEps = 1e-5;
-constexpr uint64_t kSchedules[] = {kSimtAscending, kSimtDescending, 11, 12, 13};
+constexpr int64_t kFewRows = 200;  // what every schedule runs: the order of blocks matters no more with many
+constexpr uint64_t kOtherSchedules[] = {kSimtDescending, 11, 12, 13};
 
 struct Outputs {
   HostTensor y, rstd, dx, dw;
@@ -36,8 +37,7 @@ struct Inputs {
   }
 
   /// `in_place`: y is x's memory, dx is dy's. `offset`: elements between a tensor and an aligned address.
-  Outputs on_cuda(NormKind kind, int64_t offset = 0, bool in_place = false) const {
-    Device cuda = Device::cuda(0);
+  Outputs on_cuda(Device& cuda, NormKind kind, int64_t offset = 0, bool in_place = false) const {
     DeviceTensor x_(cuda, x, offset), w_(cuda, w, offset), dy_(cuda, dy, offset), dw_(cuda, dw, offset);
     DeviceTensor y_(cuda, x.dtype(), x.shape(), offset), dx_(cuda, x.dtype(), x.shape(), offset);
     DeviceTensor rstd_(cuda, DType::F32, {x.shape().rows()}, offset);
@@ -110,6 +110,8 @@ void expect_equal(const Outputs& cuda, const Outputs& cpu, const Inputs& in, con
 class RmsNormCuda : public testing::Test {
  protected:
   RmsNormCuda() { simt_options() = {}; }
+
+  Device cuda = Device::cuda(0);
 };
 
 TEST_F(RmsNormCuda, kernels_equal_the_cpu_layer) {
@@ -118,7 +120,7 @@ TEST_F(RmsNormCuda, kernels_equal_the_cpu_layer) {
       for (const int64_t offset : {0, 1}) {
         SCOPED_TRACE(describe(c, dtype, offset));
         const Inputs in(c, dtype);
-        expect_equal(in.on_cuda(c.kind, offset), in.on_cpu(c.kind), in, c);
+        expect_equal(in.on_cuda(cuda, c.kind, offset), in.on_cpu(c.kind), in, c);
       }
     }
   }
@@ -131,7 +133,7 @@ TEST_F(RmsNormCuda, every_kind_works_on_either_width_and_team) {
         const RmsNormCase c = {19, C, kind};
         SCOPED_TRACE(describe(c, DType::BF16, offset));
         const Inputs in(c, DType::BF16);
-        expect_equal(in.on_cuda(kind, offset), in.on_cpu(kind), in, c);
+        expect_equal(in.on_cuda(cuda, kind, offset), in.on_cpu(kind), in, c);
       }
     }
   }
@@ -139,11 +141,12 @@ TEST_F(RmsNormCuda, every_kind_works_on_either_width_and_team) {
 
 TEST_F(RmsNormCuda, bits_do_not_depend_on_the_schedule) {
   for (const RmsNormCase& c : kRmsNormCases) {
+    if (c.rows > kFewRows) continue;
     const Inputs in(c, DType::BF16);
-    const Outputs first = in.on_cuda(c.kind);
-    for (const uint64_t schedule : kSchedules) {
+    const Outputs first = in.on_cuda(cuda, c.kind);
+    for (const uint64_t schedule : kOtherSchedules) {
       simt_options().schedule = schedule;
-      EXPECT_TRUE(bit_equal(in.on_cuda(c.kind), first)) << describe(c, DType::BF16, 0) << " schedule " << schedule;
+      EXPECT_TRUE(bit_equal(in.on_cuda(cuda, c.kind), first)) << describe(c, DType::BF16, 0) << " schedule " << schedule;
     }
     simt_options() = {};
   }
@@ -151,11 +154,12 @@ TEST_F(RmsNormCuda, bits_do_not_depend_on_the_schedule) {
 
 TEST_F(RmsNormCuda, outputs_may_be_the_memory_of_inputs) {
   for (const RmsNormCase& c : kRmsNormCases) {
+    if (c.rows > kFewRows) continue;
     const Inputs in(c, DType::F32);
-    const Outputs separate = in.on_cuda(c.kind);
-    for (const uint64_t schedule : kSchedules) {
+    const Outputs separate = in.on_cuda(cuda, c.kind);
+    for (const uint64_t schedule : {kSimtAscending, kSimtDescending}) {
       simt_options().schedule = schedule;
-      EXPECT_TRUE(bit_equal(in.on_cuda(c.kind, 0, true), separate)) << describe(c, DType::F32, 0);
+      EXPECT_TRUE(bit_equal(in.on_cuda(cuda, c.kind, 0, true), separate)) << describe(c, DType::F32, 0);
     }
     simt_options() = {};
   }
@@ -164,10 +168,10 @@ TEST_F(RmsNormCuda, outputs_may_be_the_memory_of_inputs) {
 TEST_F(RmsNormCuda, weight_gradient_accumulates) {
   const RmsNormCase c = {33, 100, NormKind::Plain};
   Inputs in(c, DType::BF16);
-  const Outputs on_top = in.on_cuda(c.kind);
+  const Outputs on_top = in.on_cuda(cuda, c.kind);
   HostTensor start = in.dw;
   in.dw.fill(0);
-  const Outputs alone = in.on_cuda(c.kind);
+  const Outputs alone = in.on_cuda(cuda, c.kind);
   for (int64_t i = 0; i < c.C; i++) {  // one addition
     EXPECT_EQ(static_cast<float>(on_top.dw.get(i)),
               static_cast<float>(start.get(i)) + static_cast<float>(alone.dw.get(i)));
@@ -177,11 +181,10 @@ TEST_F(RmsNormCuda, weight_gradient_accumulates) {
 TEST_F(RmsNormCuda, no_rows_are_no_work) {
   const RmsNormCase c = {0, 64, NormKind::Plain};
   const Inputs in(c, DType::F32);
-  EXPECT_TRUE(in.on_cuda(c.kind).dw.bit_equal(in.dw));
+  EXPECT_TRUE(in.on_cuda(cuda, c.kind).dw.bit_equal(in.dw));
 }
 
 TEST_F(RmsNormCuda, fp64_is_refused_by_name) {
-  Device cuda = Device::cuda(0);
   HostTensor x(DType::F64, {2, 8}, "x"), y(DType::F64, {2, 8}, "y"), rstd(DType::F64, {2}, "rstd"),
       w(DType::F64, {8}, "w");
   try {
@@ -194,7 +197,7 @@ TEST_F(RmsNormCuda, fp64_is_refused_by_name) {
 
 TEST_F(RmsNormCuda, these_kernels_ran) {
   const RmsNormCase c = {5, 64, NormKind::Plain};
-  Inputs(c, DType::F32).on_cuda(c.kind);
+  Inputs(c, DType::F32).on_cuda(cuda, c.kind);
   const std::set<std::string> kernels = simt_launched_kernels();
   for (const char* name :
        {"rmsnorm_forward_kernel", "rmsnorm_backward_kernel", "rmsnorm_weight_gradient_kernel"}) {
