@@ -26,7 +26,7 @@ std::set<const void*> launched_kernels;
 
 // ---- signals of a kernel
 
-std::string describe_signal(int signal, const siginfo_t& info) {
+std::string describe_fault(int signal, const siginfo_t& info) {
   switch (signal) {
     case SIGALRM:
       return "watchdog: the kernel still runs";
@@ -51,9 +51,9 @@ void on_signal(int signal, siginfo_t* info, void*) {
     return;
   }
   const Fiber& fiber = *machine.current;
-  std::string reason = describe_signal(signal, *info) + " in " + describe(fiber);
-  if (fiber.operation) reason += fmt::format(", last seen in {} {}", fiber.operation, describe(fiber.site));
-  give_up(reason);
+  machine.fatal = describe_fault(signal, *info) + " in " + describe(fiber);
+  if (fiber.operation) machine.fatal += fmt::format(", last seen in {} {}", fiber.operation, describe(fiber.site));
+  give_up();
 }
 
 /// While it lives, faults and a watchdog go to on_signal.

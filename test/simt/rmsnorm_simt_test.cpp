@@ -9,7 +9,7 @@
 namespace {
 
 constexpr double kEps = 1e-5;
-constexpr int64_t kFewRows = 200;  // what every schedule runs: the order of blocks matters no more with many
+constexpr int64_t kFewRows = 200;  // what runs again and again: with more rows nothing else happens, only oftener
 constexpr uint64_t kOtherSchedules[] = {kSimtDescending, 11, 12, 13};
 
 struct Outputs {
@@ -118,6 +118,7 @@ TEST_F(RmsNormCuda, kernels_equal_the_cpu_layer) {
   for (const RmsNormCase& c : kRmsNormCases) {
     for (const DType dtype : {DType::F32, DType::BF16}) {
       for (const int64_t offset : {0, 1}) {
+        if (offset > 0 && c.rows > kFewRows) continue;
         SCOPED_TRACE(describe(c, dtype, offset));
         const Inputs in(c, dtype);
         expect_equal(in.on_cuda(cuda, c.kind, offset), in.on_cpu(c.kind), in, c);

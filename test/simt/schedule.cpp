@@ -61,7 +61,7 @@ Fiber* take_ready() {
   return fiber;
 }
 
-[[noreturn]] void give_up_deadlock() {
+std::string describe_deadlock() {
   std::map<std::string, std::pair<int, const Fiber*>> groups;
   for (unsigned i = 0; i < machine.num_threads; i++) {
     const Fiber& fiber = schedule.fibers[i];
@@ -75,11 +75,14 @@ Fiber* take_ready() {
   for (const auto& [what, group] : groups) {
     text += fmt::format("\n    {} thread(s) {} (first: {})", group.first, what, describe(*group.second));
   }
-  give_up(text);
+  return text;
 }
 
 void run_next() {
-  if (schedule.ready.empty()) give_up_deadlock();
+  if (schedule.ready.empty()) {
+    machine.fatal = describe_deadlock();
+    give_up();
+  }
   switch_to(take_ready());
 }
 
@@ -125,29 +128,40 @@ void join_clocks(Warp& warp, uint32_t lanes) {
   }
 }
 
+/// Whether two lanes are in the same collective. __syncwarp may be reached at different lines (since Volta); an exchange
+/// of values may not.
+bool agree(const Fiber& a, const Fiber& b) {
+  return a.mask == b.mask && a.collective.exchange == b.collective.exchange &&
+         (same_line(a.site, b.site) || !a.collective.exchange);
+}
+
+std::string describe_divergence(const Fiber& a, const Fiber& b) {
+  return fmt::format("divergent warp collective: {} is in {} {}, {} in {} {}", describe(a), a.operation,
+                     describe(a.site), describe(b), b.operation, describe(b.site));
+}
+
 /// Carries the collective out once all live lanes of the mask are in it.
 void complete_collective(Warp& warp, uint32_t mask) {
   const uint32_t lanes = mask & warp.existing & ~warp.exited;
   if (lanes == 0 || (warp.waiting & lanes) != lanes) return;
   const Fiber& first = *warp.fibers[static_cast<size_t>(std::countr_zero(lanes))];
   std::array<void*, kWarpLanes> frames = {};
-  std::vector<Fiber*> members;
   for (unsigned lane = 0; lane < kWarpLanes; lane++) {
     if (!(lanes >> lane & 1)) continue;
-    Fiber& fiber = *warp.fibers[lane];
-    // __syncwarp may be reached at different lines (since Volta); an exchange of values may not.
-    const bool agrees = fiber.mask == mask && fiber.collective.exchange == first.collective.exchange &&
-                        (same_line(fiber.site, first.site) || !fiber.collective.exchange);
-    if (!agrees) {
-      give_up(fmt::format("divergent warp collective: {} is in {} {}, {} in {} {}", describe(first), first.operation,
-                          describe(first.site), describe(fiber), fiber.operation, describe(fiber.site)));
+    const Fiber& fiber = *warp.fibers[lane];
+    if (!agree(first, fiber)) {
+      machine.fatal = describe_divergence(first, fiber);
+      give_up();
     }
     frames[lane] = fiber.frame;
-    members.push_back(&fiber);
   }
   if (first.collective.exchange) first.collective.exchange(frames.data(), lanes);
   if (first.collective.orders_memory) join_clocks(warp, lanes);
   warp.waiting &= ~lanes;
+  std::vector<Fiber*> members;
+  for (unsigned lane = 0; lane < kWarpLanes; lane++) {
+    if (lanes >> lane & 1) members.push_back(warp.fibers[lane]);
+  }
   make_ready(members);
 }
 
@@ -232,8 +246,7 @@ void run_block(unsigned block_number) {
   if (machine.fatal.empty()) schedule.has_abandoned_stacks = false;
 }
 
-void give_up(std::string reason) {
-  machine.fatal = std::move(reason);
+void give_up() {
   switch_to(nullptr);  // the other fibers stay where they are
   __builtin_unreachable();
 }
@@ -260,8 +273,9 @@ int simt_block_barrier(SimtVote vote, bool predicate, const SimtSite& site) {
 void simt_warp_collective(const SimtCollective& collective, uint32_t mask, void* frame, const SimtSite& site) {
   Fiber& self = *machine.current;
   if (!(mask >> self.lane & 1)) {
-    give_up(fmt::format("{} {}: {} is not in its own mask {:08x}", collective.name, describe(site), describe(self),
-                        mask));
+    machine.fatal = fmt::format("{} {}: {} is not in its own mask {:08x}", collective.name, describe(site),
+                                describe(self), mask);
+    give_up();
   }
   self.state = Fiber::State::InCollective;
   self.operation = collective.name;
