@@ -43,8 +43,7 @@ __device__ __forceinline__ float team_sum(float value) {
 // A team a row. s = rstd; see rmsnorm.h for the three roundings.
 template <class T, int kWidth, int kTeam>
 __global__ void __launch_bounds__(kThreads)
-    rmsnorm_forward_kernel(T* y, float* rstd, const T* x, const T* w, int64_t rows, int C, float eps,
-                           NormKind kind) {
+    rmsnorm_forward_kernel(T* y, float* rstd, const T* x, const T* w, int64_t rows, int C, float eps, NormKind kind) {
   const int lane = threadIdx.x % kTeam;
   const int64_t row = int64_t{blockIdx.x} * (kThreads / kTeam) + threadIdx.x / kTeam;
   if (row >= rows) return;  // all lanes of a warp alike
@@ -87,8 +86,8 @@ struct SlotLayout {
 // touches its own column only; rows too long for that are summed in `partial` itself (a team is a block there).
 template <class T, int kWidth, int kTeam, bool kInShared>
 __global__ void __launch_bounds__(kThreads, kMinBlocks)
-    rmsnorm_backward_kernel(T* dx, float* partial, const T* dy, const T* x, const float* rstd, const T* w,
-                            int64_t rows, int C, NormKind kind, SlotLayout slots) {
+    rmsnorm_backward_kernel(T* dx, float* partial, const T* dy, const T* x, const float* rstd, const T* w, int64_t rows,
+                            int C, NormKind kind, SlotLayout slots) {
   static_assert(kInShared || kTeam == kThreads);
   constexpr int kTeams = kThreads / kTeam;
   const int lane = threadIdx.x % kTeam, team = threadIdx.x / kTeam;
@@ -141,9 +140,8 @@ constexpr int kSumColumns = 32, kSumRows = 8;
 
 // dw += partial (partials, slots) summed over its rows. A block sums 32 slots: thread (column, r) rows r, r + 8, ...
 // in order, a warp reading 128 bytes of a row; then thread (column, 0) adds the 8 sums in order.
-__global__ void __launch_bounds__(kSumColumns * kSumRows)
-    rmsnorm_weight_gradient_kernel(float* dw, const float* partial, int64_t num_partials, int C,
-                                   SlotLayout slots) {
+__global__ void __launch_bounds__(kSumColumns* kSumRows)
+    rmsnorm_weight_gradient_kernel(float* dw, const float* partial, int64_t num_partials, int C, SlotLayout slots) {
   __shared__ float sums[kSumRows][kSumColumns];
   const int64_t num_slots = slots.per_lane * slots.team;
   const int64_t q = int64_t{blockIdx.x} * kSumColumns + threadIdx.x;  // a multiple of 32 slots: q < num_slots
@@ -184,8 +182,7 @@ void backward(Device& device, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor 
   const int64_t rows = x.shape.rows();
   const int C = row_length(x);
   if (rows == 0 || C == 0) return;
-  const auto run = [&]<int kTeam, bool kInShared>(std::integral_constant<int, kTeam>,
-                                                  std::bool_constant<kInShared>) {
+  const auto run = [&]<int kTeam, bool kInShared>(std::integral_constant<int, kTeam>, std::bool_constant<kInShared>) {
     const SlotLayout slots = SlotLayout::of(C, kWidth, kTeam);
     const size_t size_bytes = static_cast<size_t>(slots.size()) * sizeof(float);
     const int64_t fitting = std::max<int64_t>(1, static_cast<int64_t>(Device::kWorkspaceBytes / size_bytes));

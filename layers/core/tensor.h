@@ -95,10 +95,7 @@ struct BasicTensor {
 
   /// Tensor -> ConstTensor. A template, since EDG (nvcc) warns of a conversion of ConstTensor to itself.
   template <bool kOther>
-    requires(kOther && !kConst)
-  operator BasicTensor<kOther>() const {
-    return {data, dtype, shape, name};
-  }
+  requires(kOther && !kConst) operator BasicTensor<kOther>() const { return {data, dtype, shape, name}; }
 
  private:
   Shape with_first_dim(int64_t count) const {

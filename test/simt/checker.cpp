@@ -1,7 +1,7 @@
 // The check build: kernels are compiled with g++ -fsanitize=thread but not linked with libtsan. The compiler then calls
-// __tsan_readN / __tsan_writeN before each access, and those functions are defined here: they judge the access by CUDA's
-// ordering rules. They find races in shared and in global memory, between threads and between blocks; reads of what was
-// never written; accesses outside an allocation; pointers to host memory.
+// __tsan_readN / __tsan_writeN before each access, and those functions are defined here: they judge the access by
+// CUDA's ordering rules. They find races in shared and in global memory, between threads and between blocks; reads of
+// what was never written; accesses outside an allocation; pointers to host memory.
 //
 // What orders two accesses: different launches; a block barrier between them; __syncwarp, by vector clocks within a
 // warp (a shuffle orders nothing, as in the CUDA guide); both being atomic; and the ticket idiom, below.
@@ -149,8 +149,9 @@ void check_races(const Cell& cell, const Access& access, uint8_t bytes) {
 /// Merges a read into the cell's readers.
 void record_read(Record& readers, const Access& access, uint8_t bytes) {
   const Fiber& fiber = *machine.current;
-  Record now = {machine.epoch, fiber.warp->clock[fiber.lane][fiber.lane], access.pc,
-                static_cast<uint16_t>(fiber.index), bytes, access.flags};
+  Record now = {machine.epoch, fiber.warp->clock[fiber.lane][fiber.lane],
+                access.pc,     static_cast<uint16_t>(fiber.index),
+                bytes,         access.flags};
   if (readers.bytes && readers.epoch >= machine.acquired_epoch) {
     if (!(readers.flags & kAtomic)) now.flags &= static_cast<uint8_t>(~kAtomic);
     now.flags |= readers.flags & kSeveralBlocks;
@@ -169,8 +170,9 @@ void record_read(Record& readers, const Access& access, uint8_t bytes) {
 
 void record_write(Cell& cell, const Access& access, uint8_t bytes) {
   const Fiber& fiber = *machine.current;
-  cell.write = {machine.epoch, fiber.warp->clock[fiber.lane][fiber.lane], access.pc,
-                static_cast<uint16_t>(fiber.index), bytes, access.flags};
+  cell.write = {machine.epoch, fiber.warp->clock[fiber.lane][fiber.lane],
+                access.pc,     static_cast<uint16_t>(fiber.index),
+                bytes,         access.flags};
   cell.initialised |= bytes;
 }
 
@@ -287,11 +289,19 @@ void checker_host_reads(const void* data, size_t size_bytes) {
 // ---- the compiler's callbacks
 
 extern "C" {
-#define SIMT_CALLBACKS(N)                                                                                       \
-  void __tsan_read##N(void* p) { on_access(p, N, false, __builtin_return_address(0)); }                         \
-  void __tsan_write##N(void* p) { on_access(p, N, true, __builtin_return_address(0)); }                         \
-  void __tsan_unaligned_read##N(void* p) { on_access(p, N, false, __builtin_return_address(0)); }               \
-  void __tsan_unaligned_write##N(void* p) { on_access(p, N, true, __builtin_return_address(0)); }
+#define SIMT_CALLBACKS(N)                                \
+  void __tsan_read##N(void* p) {                         \
+    on_access(p, N, false, __builtin_return_address(0)); \
+  }                                                      \
+  void __tsan_write##N(void* p) {                        \
+    on_access(p, N, true, __builtin_return_address(0));  \
+  }                                                      \
+  void __tsan_unaligned_read##N(void* p) {               \
+    on_access(p, N, false, __builtin_return_address(0)); \
+  }                                                      \
+  void __tsan_unaligned_write##N(void* p) {              \
+    on_access(p, N, true, __builtin_return_address(0));  \
+  }
 SIMT_CALLBACKS(1)
 SIMT_CALLBACKS(2)
 SIMT_CALLBACKS(4)

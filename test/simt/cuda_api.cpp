@@ -10,8 +10,8 @@ namespace {
 /// Copies by the host must stay inside one live allocation.
 void check_range(const char* what, const void* data, size_t size_bytes) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(data);
-  CHECK(!machine.arena.contains(address) || is_allocated(address, size_bytes), "{} of {} bytes leaves its allocation: {}",
-        what, size_bytes, describe_address(address));
+  CHECK(!machine.arena.contains(address) || is_allocated(address, size_bytes),
+        "{} of {} bytes leaves its allocation: {}", what, size_bytes, describe_address(address));
 }
 
 }  // namespace

@@ -369,7 +369,8 @@ void run_last_block_sums() {
   const Array out(1, zero), partial(8), ticket(1, zero);
   float total = 0;
   for (int i = 0; i < N; i++) total += input(i);  // exact: multiples of 1/4
-  run(last_block_sums<kFence>, out, {8, 32}, 1, [&](int) { return total; }, partial.data(),
+  run(
+      last_block_sums<kFence>, out, {8, 32}, 1, [&](int) { return total; }, partial.data(),
       reinterpret_cast<unsigned*>(ticket.data()));
 }
 
@@ -485,8 +486,12 @@ const std::vector<Fault>& faults() {
       {"use_after_free", run_use_after_free, "freed global allocation", "freed global allocation",
        "freed global allocation"},
       {"host_pointer", run_host_pointer, nullptr, nullptr, "kernel reads host memory"},
-      {"index_in_32_bits", [] { run(index_in_32_bits, [](int i) { return input(i); }, 524288); }, nullptr,
-       "signed integer overflow", nullptr},
+      {"index_in_32_bits",
+       [] {
+         run(
+             index_in_32_bits, [](int i) { return input(i); }, 524288);
+       },
+       nullptr, "signed integer overflow", nullptr},
       {"copy_past_the_end", run_copy_past_the_end, "leaves its allocation", "leaves its allocation",
        "leaves its allocation"},
 
@@ -536,8 +541,7 @@ const std::vector<Fault>& faults() {
          run(spin, input);
        },
        "watchdog", "watchdog", "watchdog"},
-      {"divide", [] { run(divide, input, 0); }, "integer division fault", "division by zero",
-       "integer division fault"},
+      {"divide", [] { run(divide, input, 0); }, "integer division fault", "division by zero", "integer division fault"},
       {"assert_in_kernel", [] { run(assert_in_kernel, input); }, "assert or abort", "assert or abort",
        "assert or abort"},
   };
@@ -562,7 +566,8 @@ const std::vector<Idiom>& idioms() {
       {"histogram_with_atomics",
        [] {
          const Array largest(1, zero);
-         run(histogram_with_atomics, [](int) { return N / 4.0f; }, reinterpret_cast<int*>(largest.data()));
+         run(
+             histogram_with_atomics, [](int) { return N / 4.0f; }, reinterpret_cast<int*>(largest.data()));
          CHECK(__float_as_uint(largest.to_host()[0]) == N, "wrong result: atomicCAS");
        }},
       {"last_block_sums", run_last_block_sums<true>},

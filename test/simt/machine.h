@@ -88,8 +88,8 @@ template <class... Args>
 void report(fmt::format_string<Args...> format, Args&&... args) {
   add_report(fmt::format(format, std::forward<Args>(args)...));
 }
-/// Gives the grid up, once machine.fatal says why. Called by a thread of it, whose stack, like all others, is abandoned:
-/// the caller must own nothing.
+/// Gives the grid up, once machine.fatal says why. Called by a thread of it, whose stack, like all others, is
+/// abandoned: the caller must own nothing.
 [[noreturn]] void give_up();
 /// "block (0,0,0) thread (3,0,0)"
 std::string describe(const Fiber& fiber);

@@ -44,7 +44,7 @@ mutants=(
 builds="plain check asan"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-git ls-files -z | xargs -0 cp --parents -t "$scratch"
+git ls-files -z | xargs -0 cp -p --parents -t "$scratch"
 mkdir -p "$scratch/build"
 [ -d build/simt ] && cp -a build/simt "$scratch/build/"
 

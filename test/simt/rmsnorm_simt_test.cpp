@@ -147,7 +147,8 @@ TEST_F(RmsNormCuda, bits_do_not_depend_on_the_schedule) {
     const Outputs first = in.on_cuda(cuda, c.kind);
     for (const uint64_t schedule : kOtherSchedules) {
       simt_options().schedule = schedule;
-      EXPECT_TRUE(bit_equal(in.on_cuda(cuda, c.kind), first)) << describe(c, DType::BF16, 0) << " schedule " << schedule;
+      EXPECT_TRUE(bit_equal(in.on_cuda(cuda, c.kind), first))
+          << describe(c, DType::BF16, 0) << " schedule " << schedule;
     }
     simt_options() = {};
   }
@@ -200,8 +201,7 @@ TEST_F(RmsNormCuda, these_kernels_ran) {
   const RmsNormCase c = {5, 64, NormKind::Plain};
   Inputs(c, DType::F32).on_cuda(cuda, c.kind);
   const std::set<std::string> kernels = simt_launched_kernels();
-  for (const char* name :
-       {"rmsnorm_forward_kernel", "rmsnorm_backward_kernel", "rmsnorm_weight_gradient_kernel"}) {
+  for (const char* name : {"rmsnorm_forward_kernel", "rmsnorm_backward_kernel", "rmsnorm_weight_gradient_kernel"}) {
     EXPECT_TRUE(kernels.contains(name)) << name;
   }
 }

@@ -128,8 +128,8 @@ void join_clocks(Warp& warp, uint32_t lanes) {
   }
 }
 
-/// Whether two lanes are in the same collective. __syncwarp may be reached at different lines (since Volta); an exchange
-/// of values may not.
+/// Whether two lanes are in the same collective. __syncwarp may be reached at different lines (since Volta); an
+/// exchange of values may not.
 bool agree(const Fiber& a, const Fiber& b) {
   return a.mask == b.mask && a.collective.exchange == b.collective.exchange &&
          (same_line(a.site, b.site) || !a.collective.exchange);
@@ -185,8 +185,8 @@ void fiber_main() {
 
 void create_stacks() {
   constexpr size_t kStride = kStackBytes + kPage;
-  void* base = mmap(nullptr, kStride * kMaxThreads, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* base =
+      mmap(nullptr, kStride * kMaxThreads, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   CHECK(base != MAP_FAILED, "cannot map {} bytes of stacks", kStride * kMaxThreads);
   machine.stacks = {reinterpret_cast<uintptr_t>(base), kStride * kMaxThreads};
   for (unsigned i = 0; i < kMaxThreads; i++) {
@@ -273,8 +273,8 @@ int simt_block_barrier(SimtVote vote, bool predicate, const SimtSite& site) {
 void simt_warp_collective(const SimtCollective& collective, uint32_t mask, void* frame, const SimtSite& site) {
   Fiber& self = *machine.current;
   if (!(mask >> self.lane & 1)) {
-    machine.fatal = fmt::format("{} {}: {} is not in its own mask {:08x}", collective.name, describe(site),
-                                describe(self), mask);
+    machine.fatal =
+        fmt::format("{} {}: {} is not in its own mask {:08x}", collective.name, describe(site), describe(self), mask);
     give_up();
   }
   self.state = Fiber::State::InCollective;

@@ -17,9 +17,9 @@
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
 
-// Blocks run one after another, so that shared memory can be static. As thread-local data all of it lies in one segment,
-// which the runtime fills with NaN before each block and the check build watches. Under ASan, plain static arrays get
-// red zones, thread-local ones do not.
+// Blocks run one after another, so that shared memory can be static. As thread-local data all of it lies in one
+// segment, which the runtime fills with NaN before each block and the check build watches. Under ASan, plain static
+// arrays get red zones, thread-local ones do not.
 #ifdef __SANITIZE_ADDRESS__
 #define __shared__ static
 #else

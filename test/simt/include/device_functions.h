@@ -1,5 +1,5 @@
-// CUDA's built-in variables and functions of a thread. Where one waits for others, the calling line comes along, so that
-// threads that meet at different lines are found out.
+// CUDA's built-in variables and functions of a thread. Where one waits for others, the calling line comes along, so
+// that threads that meet at different lines are found out.
 #pragma once
 
 #include <math.h>
