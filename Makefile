@@ -32,7 +32,9 @@ CXXFLAGS = -std=c++20 $(OPT) -march=$(ARCH) -fopenmp -fno-math-errno -fno-trappi
 LDFLAGS  := -fopenmp $(if $(filter 1,$(SAN)),-fsanitize=address$(,)undefined)
 LDLIBS   := -lfmt -lopenblas -lpthread
 
-NVCCFLAGS := -std=c++20 -O3 -lineinfo -Werror all-warnings --expt-relaxed-constexpr -Xcompiler "-fopenmp -Wall -Wextra" \
+# A register spill is an error. fmt 9 takes nvcc for a compiler without constexpr, which breaks its consteval formats.
+NVCCFLAGS := -std=c++20 -O3 -lineinfo -Werror all-warnings --expt-relaxed-constexpr -DFMT_USE_CONSTEXPR=1 \
+             -Xptxas --warn-on-spills,--warning-as-error -Xcompiler "-fopenmp -Wall -Wextra" \
              $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
 ifeq ($(CUDA),1)
 CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
@@ -96,6 +98,58 @@ demo:
 	@$(MAKE) -j$(JOBS) --no-print-directory all
 	@rm -rf build/demo
 	build/train_gpt configs/demo.json
+
+# ---- CUDA kernels without a GPU (test/simt/README.md). They do not depend on CUDA, MPI or SAN: objects in build/simt/.
+# Three builds of the kernels; everything else of such a test is compiled once.
+SIMT := build/simt
+SIMT_CXX ?= g++
+SIMT_KERNELS := $(filter-out layers/attention_cudnn.cu,$(sort $(wildcard layers/core/*.cu layers/*.cu)))
+SIMT_HOST := $(sort $(wildcard layers/core/*.cpp $(SIMT_KERNELS:.cu=.cpp))) \
+             $(addprefix test/simt/,context.cpp schedule.cpp memory.cpp cuda_api.cpp grid.cpp describe.cpp)
+SIMT_CPPFLAGS := -Itest/simt/include -I. -DTRAIN_GPT_CUDA
+SIMT_CXXFLAGS := -std=c++20 -g -fno-strict-aliasing $(WARN)
+SIMT_FLAGS_plain := -O2
+SIMT_FLAGS_asan  := -O1 -fsanitize=address$(,)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+SIMT_FLAGS_check := -O2 -fsanitize=thread --param tsan-instrument-func-entry-exit=0
+SIMT_LINK_asan   := -fsanitize=address$(,)undefined
+SIMT_CHECKER_plain := checker_off
+SIMT_CHECKER_asan  := checker_off
+SIMT_CHECKER_check := checker
+SIMT_NAMES := $(patsubst test/simt/%.cpp,%,$(sort $(wildcard test/simt/*_test.cpp)))
+SIMT_TESTS := $(foreach build,plain asan check,$(SIMT_NAMES:%=$(SIMT)/$(build)/%))
+
+$(SIMT)/host/%.o: %.cpp
+	@mkdir -p $(@D)
+	$(SIMT_CXX) $(SIMT_CPPFLAGS) $(SIMT_CXXFLAGS) -O2 -fopenmp -MMD -MP -c -o $@ $<
+
+# Kernels first: of an inline function that both have, the linker keeps the first, which has to be the instrumented one.
+define simt_build
+$(SIMT)/$(1)/%.cu.o: %.cu
+	@mkdir -p $$(@D)
+	$(SIMT_CXX) $(SIMT_CPPFLAGS) $(SIMT_CXXFLAGS) $(SIMT_FLAGS_$(1)) -MMD -MP -x c++ -c -o $$@ $$<
+
+$(SIMT)/$(1)/%_test: $(SIMT_KERNELS:%=$(SIMT)/$(1)/%.o) $(SIMT)/host/test/simt/%_test.o $(SIMT_HOST:%.cpp=$(SIMT)/host/%.o) \
+                     $(SIMT)/host/test/simt/$(SIMT_CHECKER_$(1)).o
+	$(SIMT_CXX) $(SIMT_LINK_$(1)) -fopenmp -o $$@ $$^ -lgtest -lgtest_main -lfmt
+
+$(SIMT)/$(1)/faults_test: $(SIMT)/$(1)/test/simt/faults.cu.o
+endef
+$(foreach build,plain asan check,$(eval $(call simt_build,$(build))))
+
+# Compiles everything that nvcc compiles, for every architecture; needs no GPU.
+.PHONY: nvcc-check nvcc-objects
+nvcc-check:
+	@test -n "$(NVCC)" || { echo "nvcc-check: no nvcc on the PATH or in /usr/local/cuda/bin" >&2; exit 1; }
+	$(MAKE) CUDA=1 nvcc-objects
+nvcc-objects: $(CU:%.cu=$(B)/%.cu.o) $(patsubst %.cu,$(B)/%.o,$(wildcard train_gpt.cu))
+
+.PHONY: simt-test simt-mutate
+simt-test: $(SIMT_TESTS)
+	scripts/lint_simt.sh
+	@for t in $^; do echo "== $$t"; ./$$t --gtest_brief=1; done
+
+simt-mutate:
+	test/simt/mutate.sh
 
 # ---- tests: one program per file
 TESTS := $(patsubst %.cpp,$(B)/%,$(sort $(wildcard test/unit/*_test.cpp test/numerics/*_test.cpp)))
