@@ -224,5 +224,38 @@ bench: .venv/ok
 $(B)/test/bench/%_bench: $(B)/test/bench/%_bench.o $(LIB)
 	$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
+# ---- fuzzers (clang): test/fuzz/X_fuzz.cpp with seeds in test/fuzz/corpus/X/ and words in test/fuzz/X.dict. `make fuzz`
+# runs each for FUZZ_SECONDS and fails on a crash, a hang or a leak; what it found of interest stays in build/fuzz/corpus.
+CLANGXX ?= clang++
+FUZZ_SECONDS ?= 10
+FUZZERS  := $(patsubst test/fuzz/%.cpp,build/fuzz/%,$(sort $(wildcard test/fuzz/*_fuzz.cpp)))
+FUZZ_OBJ := $(patsubst %.cpp,build/fuzz/obj/%.o,$(sort $(wildcard layers/core/*.cpp data/*.cpp llama/config.cpp llama/run_config.cpp)))
+FUZZ_FLAGS := -std=c++20 -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+# clang has its own OpenMP or none: GCC's header and library serve, and the pragmas are ignored (one thread).
+FUZZ_CPPFLAGS := -I. -Ibuild/fuzz/include -Wall -Wextra -Wno-unknown-pragmas -Wno-source-uses-openmp
+
+build/fuzz/include/omp.h:
+	@mkdir -p $(@D)
+	ln -sfn "$$($(CXX) -print-file-name=include/omp.h)" $@
+
+build/fuzz/obj/%.o: %.cpp | build/fuzz/include/omp.h
+	@mkdir -p $(@D)
+	$(CLANGXX) $(FUZZ_CPPFLAGS) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c -o $@ $<
+
+build/fuzz/%_fuzz: build/fuzz/obj/test/fuzz/%_fuzz.o $(FUZZ_OBJ)
+	$(CLANGXX) $(FUZZ_FLAGS) -fsanitize=fuzzer -o $@ $^ -lfmt -lopenblas -lgomp -lpthread
+
+.PHONY: fuzz
+fuzz: $(FUZZERS)
+	@for fuzzer in $(FUZZERS); do \
+	  name=$$(basename $$fuzzer _fuzz); \
+	  mkdir -p build/fuzz/corpus/$$name build/fuzz/crashes; \
+	  seeds=test/fuzz/corpus/$$name; words=test/fuzz/$$name.dict; \
+	  echo "fuzz $$name for $(FUZZ_SECONDS) s"; \
+	  $$fuzzer -max_total_time=$(FUZZ_SECONDS) -timeout=20 -print_final_stats=1 -verbosity=0 -print_funcs=0 \
+	    -artifact_prefix=build/fuzz/crashes/$$name- $$(test ! -f $$words || echo -dict=$$words) \
+	    build/fuzz/corpus/$$name $$(test ! -d $$seeds || echo $$seeds); \
+	done
+
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)
