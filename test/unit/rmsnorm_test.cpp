@@ -31,7 +31,9 @@ struct Problem {
 };
 
 TEST(RmsNorm, gradients_equal_central_differences) {
+  constexpr int64_t kMaxElements = 30000;  // every difference evaluates the whole tensor
   for (const RmsNormCase& c : kRmsNormCases) {
+    if (c.rows * c.C > kMaxElements) continue;
     Problem p(c, DType::F64);
     p.forward(c.kind);
     p.backward(c.kind);
