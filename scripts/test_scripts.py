@@ -139,7 +139,7 @@ def packing_loses_no_token(tmp: Path) -> None:
             assert batch.positions[row, begin:end].tolist() == list(range(end - begin))
             assert batch.targets[row, end - 1] == -100
             assert (batch.targets[row, begin : end - 1] == batch.input_ids[row, begin + 1 : end]).all()
-    assert [len(ids) for row in pack([([1] * n,) * 2 for n in (10, 9, 7, 6)], 16, "best_fit") for ids, _ in row] == [10, 6, 9, 7]
+    assert [len(ids) for row in pack([([1] * n,) * 2 for n in (9, 10, 6, 7)], 16, "best_fit") for ids, _ in row] == [9, 7, 10, 6]
     tail = pack_rows([[([3, 4, 5], [3, 4, 5])]], 6, 0)
     assert tail.positions.tolist() == [[0, 1, 2, 3, 4, 5]] and tail.document_ids[0, 3] == PADDING
 
@@ -157,6 +157,18 @@ def packed_documents_do_not_see_each_other(tmp: Path) -> None:
         valid = torch.from_numpy(batch.document_ids != PADDING)
         error = relative_l2(packed[valid], alone[valid])
         assert error < 2e-6, (name, attention, error)  # fp32: eps 6e-8, a few hundred roundings
+
+
+def dynamic_rope_depends_on_this_batch_alone(tmp: Path) -> None:
+    import torch
+    from packed import pack_rows, packed_logits
+    from transformers import AutoModelForCausalLM
+
+    used, *fresh = (AutoModelForCausalLM.from_pretrained(FIXTURES / "llama_dynamic", dtype=torch.float32) for _ in range(4))
+    batches = [pack_rows([[(list(range(6, 6 + n)),) * 2]], n, 0) for n in (20, 10, 5)]  # P = 8
+    with torch.no_grad():
+        for batch, model in zip(batches, fresh):
+            assert torch.equal(packed_logits(used, batch), packed_logits(model, batch)), len(batch.input_ids[0])
 
 
 def fixtures_are_what_their_script_makes(tmp: Path) -> None:
@@ -394,7 +406,8 @@ def wandb_gets_every_step_on_its_own_axis(tmp: Path) -> None:
 
 
 TESTS = [schedules_end_exactly_where_they_say, short_and_odd_schedules_stay_in_range, overrides_and_human_numbers_are_understood,
-         packing_loses_no_token, packed_documents_do_not_see_each_other, the_reference_step_is_that_of_torch, fixtures_are_what_their_script_makes,
+         packing_loses_no_token, packed_documents_do_not_see_each_other, the_reference_step_is_that_of_torch,
+         dynamic_rope_depends_on_this_batch_alone, fixtures_are_what_their_script_makes,
          a_run_on_dumped_batches_repeats_the_run, curves_beyond_the_tolerance_fail, text_comes_back_from_jsonl_and_from_megatron,
          only_assistant_turns_have_loss, a_template_that_rewrites_earlier_turns_is_refused, datasets_on_disk_are_read,
          a_log_becomes_events, a_followed_log_may_grow_and_be_resumed, wandb_gets_every_step_on_its_own_axis]  # fmt: skip
