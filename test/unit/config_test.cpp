@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 
 #include "llama/config_reader.h"
 #include "test/hf_configs.h"
