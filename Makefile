@@ -159,7 +159,7 @@ SAN_MAKE = $(MAKE) --no-print-directory SAN=1 CUDA=0 MPI=0
 
 .PHONY: test test-programs tests run-tests run-unit-tests run-simt-tests
 test:
-	@scripts/install_deps.sh build test fuzz
+	@scripts/install_deps.sh build test
 	@$(MAKE) --no-print-directory test-programs
 	@rm -f build/test.tally
 	@export TEST_TALLY=build/test.tally; status=0; \
@@ -229,7 +229,8 @@ $(B)/test/bench/%_bench: $(B)/test/bench/%_bench.o $(LIB)
 CLANGXX ?= clang++
 FUZZ_SECONDS ?= 10
 FUZZERS  := $(patsubst test/fuzz/%.cpp,build/fuzz/%,$(sort $(wildcard test/fuzz/*_fuzz.cpp)))
-FUZZ_OBJ := $(patsubst %.cpp,build/fuzz/obj/%.o,$(sort $(wildcard layers/core/*.cpp data/*.cpp llama/config.cpp llama/run_config.cpp)))
+FUZZ_OBJ := $(patsubst %.cpp,build/fuzz/obj/%.o,$(sort $(wildcard layers/core/*.cpp data/*.cpp \
+              llama/config*.cpp llama/family.cpp llama/human_number.cpp llama/rope_tables.cpp llama/run_*.cpp)))
 FUZZ_FLAGS := -std=c++20 -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 # clang has its own OpenMP or none: GCC's header and library serve, and the pragmas are ignored (one thread).
 FUZZ_CPPFLAGS := -I. -Ibuild/fuzz/include -Wall -Wextra -Wno-unknown-pragmas -Wno-source-uses-openmp
@@ -243,10 +244,15 @@ build/fuzz/obj/%.o: %.cpp | build/fuzz/include/omp.h
 	$(CLANGXX) $(FUZZ_CPPFLAGS) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c -o $@ $<
 
 build/fuzz/%_fuzz: build/fuzz/obj/test/fuzz/%_fuzz.o $(FUZZ_OBJ)
-	$(CLANGXX) $(FUZZ_FLAGS) -fsanitize=fuzzer -o $@ $^ -lfmt -lopenblas -lgomp -lpthread
+	$(CLANGXX) $(FUZZ_FLAGS) -fsanitize=fuzzer -o $@ $^ -lfmt -lgomp -lpthread
 
-.PHONY: fuzz
-fuzz: $(FUZZERS)
+.PHONY: fuzz run-fuzzers
+fuzz:
+	@scripts/install_deps.sh build fuzz
+	@$(MAKE) -j$(JOBS) --no-print-directory $(FUZZERS)
+	@$(MAKE) --no-print-directory run-fuzzers
+
+run-fuzzers:
 	@for fuzzer in $(FUZZERS); do \
 	  name=$$(basename $$fuzzer _fuzz); \
 	  mkdir -p build/fuzz/corpus/$$name build/fuzz/crashes; \
