@@ -1,7 +1,7 @@
 #!/bin/bash
 # Breaks the RMSNorm kernels in one place at a time and shows which build's tests notice. By hand: make simt-mutate
-# (about a minute a mutant, in a scratch copy of the tree). Arguments choose mutants by number. README.md explains what
-# survives.
+# (a scratch copy of the tree). Arguments choose mutants by number. A survivor is a missing test, or is explained in
+# README.md.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -21,7 +21,7 @@ mutants=(
   "layers/core/cuda_util.cuh|sums of absent warps|s/lane < kWarps ? of_warp\[lane\] : 0.0f/of_warp[lane % kWarps]/"
   "layers/core/cuda_util.cuh|every lane writes the warp's sum|s/if (lane == 0) of_warp/if (lane <= 1) of_warp/"
   # indices
-  "layers/rmsnorm.cu|every team starts at the same row|s/rows \/ gridDim.x + team; row/rows \/ gridDim.x; row/"
+  "layers/rmsnorm.cu|every team starts at the same row|s/rows \/ gridDim.x + team; row/rows \/ gridDim.x + 0 * team; row/"
   "layers/rmsnorm.cu|last row of a block dropped|s/int64_t end = (int64_t{blockIdx.x} + 1) \* rows \/ gridDim.x;/int64_t end = (int64_t{blockIdx.x} + 1) * rows \/ gridDim.x - 1;/"
   "layers/rmsnorm.cu|slots not zeroed|s/sums\[i \* kThreads\] = 0;/;/"
   "layers/rmsnorm.cu|slots of the next thread|s/+ threadIdx.x;$/+ (threadIdx.x + 1) % kThreads;/"
