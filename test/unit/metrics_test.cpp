@@ -128,7 +128,7 @@ TEST_F(MetricsLogTest, a_new_run_keeps_the_earlier_log_aside) {
   EXPECT_EQ(num_files(), 3u);
   std::ifstream in(directory_ / "log.jsonl.1");
   EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), first);
-  EXPECT_NE(console_text().find("the earlier log is now " + file_.string() + ".2\n"), std::string::npos);
+  EXPECT_NE(console_text().find(fmt::format("the earlier log is now {}.2\n", file_.string())), std::string::npos);
 }
 
 TEST_F(MetricsLogTest, a_file_that_is_not_a_log_is_refused_and_left_alone) {
