@@ -131,8 +131,7 @@ StepResult train_step(const RunConfig& run, const std::vector<Batch>& batches, i
   return result;
 }
 
-int train(Communicator& world, int argc, char** argv) {
-  StopSignal stop;
+int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   const RunConfig run = parse_run_config(argc, argv);
   if (!run.answer.empty()) {
     if (world.rank() == 0) std::fputs(run.answer.c_str(), stdout);
@@ -240,11 +239,12 @@ int train(Communicator& world, int argc, char** argv) {
 
 int main(int argc, char** argv) {
   std::string who = "train_gpt";
+  StopSignal stop;                      // before MPI starts its threads, which would be killed by the signals otherwise
   std::unique_ptr<Communicator> world;  // outlives a failure: an unwound rank would wait for the others in its end
   try {
     world = make_world_communicator(&argc, &argv);
     who = fmt::format("rank {}/{} {}", world->rank(), world->size(), world->host());
-    return train(*world, argc, argv);
+    return train(*world, stop, argc, argv);
   } catch (const std::exception& e) {
     std::fflush(stdout);
     std::fprintf(stderr, "[%s] error: %s\n", who.c_str(), e.what());

@@ -32,3 +32,7 @@ nlohmann::json parse_json(std::string_view text, const std::string& where) {
     fail("{}: not JSON: {}", where, std::string_view(e.what()).substr(0, 300));  // it may quote a long token
   }
 }
+
+std::string dump_json(const nlohmann::json& value, int indent) {
+  return value.dump(indent, ' ', false, nlohmann::json::error_handler_t::replace);
+}

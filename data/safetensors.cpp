@@ -155,7 +155,7 @@ std::vector<int64_t> read_integers(const json& entry, const char* key, const std
   for (const json& value : *found) {
     CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= INT64_MAX,
           "{}: '{}' holds {}, where an integer from 0 to 2^63 - 1 is expected", where, key,
-          value.is_number() ? value.dump() : value.type_name());
+          value.is_number() ? dump_json(value) : value.type_name());
     values.push_back(value.get<int64_t>());
   }
   return values;
@@ -257,7 +257,7 @@ WriteLayout plan_file(std::vector<TensorToWrite> tensors, const std::map<std::st
     const DiskDType *da = find_disk_dtype(name_of(a.dtype)), *db = find_disk_dtype(name_of(b.dtype));
     return da != db ? da > db : a.name < b.name;
   });
-  const auto quoted = [](const std::string& s) { return json(s).dump(); };
+  const auto quoted = [](const std::string& s) { return dump_json(s); };
   WriteLayout layout;
   std::string entries;
   if (!metadata.empty()) {

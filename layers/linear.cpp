@@ -1,22 +1,10 @@
 // Front doors and CPU side of the linear layer. Contract and formulas: linear.h.
 #include "layers/linear.h"
 
-#include <cblas.h>
-
+#include "layers/core/gemm.h"
 #include "layers/core/parallel.h"
 
 namespace {
-
-void blas_gemm(bool ta, bool tb, int64_t M, int64_t N, int64_t K, const float* a, const float* b, float beta,
-               float* c) {
-  cblas_sgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, int(M), int(N), int(K), 1,
-              a, int(ta ? M : K), b, int(tb ? K : N), beta, c, int(N));
-}
-void blas_gemm(bool ta, bool tb, int64_t M, int64_t N, int64_t K, const double* a, const double* b, double beta,
-               double* c) {
-  cblas_dgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, int(M), int(N), int(K), 1,
-              a, int(ta ? M : K), b, int(tb ? K : N), beta, c, int(N));
-}
 
 // db_n += sum over rows t of dy_tn, rows in order.
 template <class T>
@@ -40,11 +28,8 @@ void linear_forward(Device& device, Tensor y, ConstTensor x, ConstTensor w, Cons
   CHECK(!(b && accumulate), "linear_forward: a bias ('{}') cannot be combined with accumulate", b.name);
   require_cpu(device, "linear_forward");
   dispatch_float(x.dtype, "linear_forward", [&]<class T>(T) {
-    T* yp = y.as<T>();
-    if (b) {
-      for (int64_t t = 0; t < rows; t++) std::copy_n(b.as<T>(), N, yp + t * N);
-    }
-    blas_gemm(false, true, rows, N, K, x.as<T>(), w.as<T>(), (accumulate || b) ? T(1) : T(0), yp);
+    const T* addend = accumulate ? y.as<T>() : (b ? b.as<T>() : nullptr);
+    gemm<T>(y.as<T>(), rows, N, K, {x.as<T>(), K}, {w.as<T>(), K, true}, addend, accumulate ? N : 0);
   });
 }
 
@@ -59,8 +44,8 @@ void linear_backward(Device& device, Tensor dx, Tensor dw, Tensor db, ConstTenso
   if (db) check_tensor(db, "linear_backward: db", {N}, x.dtype);
   require_cpu(device, "linear_backward");
   dispatch_float(x.dtype, "linear_backward", [&]<class T>(T) {
-    if (dx) blas_gemm(false, false, rows, K, N, dy.as<T>(), w.as<T>(), T(0), dx.as<T>());
-    blas_gemm(true, false, N, K, rows, dy.as<T>(), x.as<T>(), T(1), dw.as<T>());
+    if (dx) gemm<T>(dx.as<T>(), rows, K, N, {dy.as<T>(), N}, {w.as<T>(), K});
+    gemm<T>(dw.as<T>(), N, K, rows, {dy.as<T>(), N, true}, {x.as<T>(), K}, dw.as<T>(), K);
     if (db) add_column_sums(db.as<T>(), dy.as<T>(), rows, N);
   });
 }

@@ -4,8 +4,8 @@
 // Rows without a target cost nothing: they are left out before the GEMM.
 //
 // What holds exactly: the sum of nll is added in fp64 in the order of the rows; the number of threads changes no bit;
-// asking for `logits` changes no bit of loss, dx and dw. tile_tokens decides how many rows one GEMM sees and how the sum
-// over rows in dw is grouped: another tile_tokens agrees to rounding.
+// asking for `logits` changes no bit of loss, dx and dw. tile_tokens decides how many rows one GEMM sees and how the
+// sum over rows in dw is grouped: another tile_tokens agrees to rounding.
 #pragma once
 
 #include "layers/core/device.h"

@@ -287,8 +287,7 @@ void PendingCheckpoint::commit(const TrainerState& state) {
   const json text = {{"format", kStateFormat},           {"step", state.step}, {"num_tokens", state.num_tokens},
                      {"next_sample", state.next_sample}, {"run", state.run},   {"files", files}};
   for (const auto& [name, size_bytes] : files) file_system_.sync_path(path_ / name);
-  // A path in the run config that is not UTF-8 must not cost the checkpoint.
-  file_system_.write_file(path_ / kStateFile, text.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
+  file_system_.write_file(path_ / kStateFile, dump_json(text, 2) + "\n");
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(path_)) {
     if (entry.is_directory()) file_system_.sync_path(entry.path());
   }

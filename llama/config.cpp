@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
 #include <fstream>
 #include <sstream>
@@ -37,6 +38,8 @@ constexpr const char* kNoDropout = "dropout is not supported; set it to 0.0 in c
 constexpr const char* kNoExperts = "mixtures of experts are not supported";
 constexpr const char* kNoMultiplier = "multipliers of this kind are not supported";
 constexpr const char* kCausalOnly = "only causal language models are supported";
+constexpr const char* kIgnored =
+    "transformers ignores it for this model_type, and so would this trainer; remove it or set it to null";
 constexpr const char* kNoMla = "latent attention (DeepSeek's MLA) is not supported";
 
 constexpr std::array<DangerousKey, 32> kDangerousKeys = {{
@@ -103,10 +106,7 @@ void refuse_unless(const ConfigReader& reader, const char* key, HarmlessIf rule,
 void refuse_dangerous_keys(const ConfigReader& reader, const Family& family) {
   for (const DangerousKey& d : kDangerousKeys) refuse_unless(reader, d.key, d.harmless, d.why);
   const auto unless = [&](bool heeded, const char* key, HarmlessIf rule) {
-    if (!heeded)
-      refuse_unless(
-          reader, key, rule,
-          "transformers ignores it for this model_type, and so would this trainer; remove it or set it to null");
+    if (!heeded) refuse_unless(reader, key, rule, kIgnored);
   };
   unless(family.qkv_bias != BiasRule::Never, "attention_bias", HarmlessIf::NullOrFalse);
   unless(family.has_mlp_bias_key, "mlp_bias", HarmlessIf::NullOrFalse);
@@ -195,8 +195,8 @@ void read_activation(ModelConfig& c, const ConfigReader& reader, const Family& f
   const char* key = family.is_gemma ? "hidden_activation" : "hidden_act";
   const std::string legal = family.is_gemma ? "gelu_pytorch_tanh" : "silu";
   const std::string name = reader.text(key, legal);
-  if (name != legal && !(legal == "silu" && name == "swish"))
-    reader.refuse(key, "only \"{}\" is supported for {}", legal, family.model_type);
+  if (name == legal || (legal == "silu" && name == "swish")) return;
+  reader.refuse(key, "only \"{}\" is supported for {}", legal, family.model_type);
 }
 
 void read_head(ModelConfig& c, const ConfigReader& reader, const Family& family) {

@@ -157,6 +157,9 @@ struct Arguments {
     }
     try {
       app.parse(argc, argv);
+    } catch (const CLI::ArgumentMismatch& e) {  // "--train.steps: 1 required ..."
+      const std::string what = e.what();
+      fail("{} has no value. `train_gpt --help` lists every option", what.substr(0, what.find(':')));
     } catch (const CLI::ParseError& e) {
       fail("{}. `train_gpt --help` lists every option", e.what());
     }

@@ -1,4 +1,4 @@
-// RunConfig: what this run does. One table (run_options.cpp) declares each option once: name, type, default, help and
+// RunConfig: what this run does. One table (run_option_table.cpp) declares each option once: name, type, default, help and
 // check; the JSON reader, the command line, the echo, `--help` and the README's table are made from it.
 #pragma once
 

@@ -22,6 +22,8 @@ sigset_t stop_signals() {
 StopSignal::StopSignal() {
   const sigset_t set = stop_signals();
   CHECK(pthread_sigmask(SIG_BLOCK, &set, nullptr) == 0, "cannot block SIGTERM and SIGUSR1");
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
 }
 
 int StopSignal::received() {

@@ -36,6 +36,6 @@ check 'no CUDA launch in train_gpt.cu' '<<<' -- train_gpt.cu
 check 'the repository stands alone' '\.\./shared|/work/' -- ':!scripts/lint.sh'
 check 'nothing is left for later' '\b(TODO|FIXME|XXX)\b' -- '*.cpp' '*.h' '*.cu' '*.cuh' '*.py' '*.sh' Makefile ':!scripts/lint.sh'
 
-if [ -x scripts/lint_kernels.sh ]; then scripts/lint_kernels.sh || status=1; fi
+scripts/lint_simt.sh || status=1
 [ $status -eq 0 ] && echo 'lint: ok'
 exit $status

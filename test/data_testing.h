@@ -88,8 +88,10 @@ inline TestDocuments make_documents(int64_t count, int64_t max_tokens, int32_t v
   return documents;
 }
 
-inline std::string join(const std::vector<int32_t>& values, const char* separator = ",") {
-  return fmt::format("[{}]", fmt::join(values, separator));
+inline std::string join(const std::vector<int32_t>& values) {
+  std::string text = "[";
+  for (size_t i = 0; i < values.size(); i++) text.append(i ? "," : "").append(std::to_string(values[i]));
+  return text + "]";
 }
 
 inline std::string to_jsonl(const TestDocuments& documents) {

@@ -87,19 +87,20 @@ TEST(Invariance, recompute_changes_no_bit) {
 }
 
 TEST(Invariance, a_second_run_and_another_number_of_threads_change_no_bit) {
+  const int threads = omp_get_max_threads();
   for (const char* family : kFamilies) {
+    omp_set_num_threads(3);  // scratch is planned for the most threads
     const auto model = TestModel::load(fixture_path(family), roomy());
     const Batch batch = make_batch(random_documents(kLengths, 97, 4));
-    const int threads = omp_get_max_threads();
     const double loss = model->run({batch});
     const auto gradients = model->gradients();
-    for (const int n : {threads, 1, 3}) {
+    for (const int n : {3, 2, 1}) {
       omp_set_num_threads(n);
       EXPECT_EQ(model->run({batch}), loss) << family << " with " << n << " threads";
       EXPECT_TRUE(bit_equal(gradients, model->gradients())) << family << " with " << n << " threads";
     }
-    omp_set_num_threads(threads);
   }
+  omp_set_num_threads(threads);
 }
 
 TEST(Invariance, loss_tiles_change_nothing_but_rounding) {

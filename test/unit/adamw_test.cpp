@@ -112,6 +112,18 @@ TEST(AdamW, neither_threads_nor_cuts_change_a_bit) {
   EXPECT_TRUE(cut.p.bit_equal(one.p) && cut.m.bit_equal(one.m) && cut.v.bit_equal(one.v));
 }
 
+TEST(AdamW, moments_without_gradients_end_at_zero_not_in_subnormal_numbers) {
+  Problem problem(20, DType::F32);
+  const HostTensor p0 = problem.p;
+  problem.g.fill(0), problem.m.fill(-2e-38), problem.v.fill(2e-38);
+  for (int64_t step = 1; step <= 20; step++) problem.update({.lr = 1e-2, .step = step});
+  for (int64_t i = 0; i < 20; i++) {
+    EXPECT_EQ(problem.m.get(i), 0.0);
+    EXPECT_EQ(problem.v.get(i), 0.0);
+    EXPECT_EQ(problem.p.get(i), p0.get(i));
+  }
+}
+
 TEST(AdamW, contract_violations_are_named) {
   Problem problem(8, DType::F32);
   Device device = Device::cpu();

@@ -50,7 +50,7 @@ struct Problem {
   int64_t T;
   std::vector<int64_t> cu{0};
   AttentionShape shape;
-  HostTensor qkv, d_o, o, lse, dqkv;
+  HostTensor qkv, d_o, o, lse, dqkv, workspace;
 
   Problem(const Case& c_, DType dtype)
       : c(c_),
@@ -60,7 +60,8 @@ struct Problem {
         d_o(DType::F64, {T, c.NH, c.HD}, "do"),
         o(dtype, {T, c.NH, c.HD}, "o"),
         lse(dtype, {c.NH, T}, "lse"),
-        dqkv(dtype, qkv.shape(), "dqkv") {
+        dqkv(dtype, qkv.shape(), "dqkv"),
+        workspace(DType::U8, {static_cast<int64_t>(attention_workspace_bytes(shape, dtype, T))}, "workspace") {
     for (const int64_t d : c.documents) cu.push_back(cu.back() + d);
     qkv.fill_normal(1);
     for (int64_t t = 0; t < T; t++) {
@@ -71,22 +72,16 @@ struct Problem {
     }
     qkv = qkv.to(dtype);
     d_o = d_o.fill_normal(2).to(dtype);
-    o.fill(NAN), lse.fill(NAN), dqkv.fill(NAN);  // whatever the call does not write shows
-  }
-  HostTensor workspace() const {
-    HostTensor w(DType::U8, {static_cast<int64_t>(attention_workspace_bytes(shape, qkv.dtype(), T))}, "workspace");
-    std::memset(w.view().data, 0xff, static_cast<size_t>(w.numel()));  // NaN in any type
-    return w;
+    o.fill(NAN), lse.fill(NAN), dqkv.fill(NAN);                               // whatever a call does not write shows
+    std::memset(workspace.view().data, 0xff, workspace.view().size_bytes());  // NaN in any type
   }
   void forward() {
     Device device = Device::cpu();
-    HostTensor w = workspace();
-    attention_forward(device, o, lse, qkv, cu, shape, w);
+    attention_forward(device, o, lse, qkv, cu, shape, workspace);
   }
   void backward() {
     Device device = Device::cpu();
-    HostTensor w = workspace();
-    attention_backward(device, dqkv, d_o, qkv, o, lse, cu, shape, w);
+    attention_backward(device, dqkv, d_o, qkv, o, lse, cu, shape, workspace);
   }
   Problem& run() {
     forward(), backward();
@@ -267,7 +262,7 @@ TEST(Attention, huge_scores_stay_finite) {
 
 TEST(Attention, contract_violations_are_named) {
   Problem p({{5, 3}, 2, 1, 4}, DType::F32);
-  HostTensor workspace = p.workspace(), tiny(DType::U8, {1}, "tiny");
+  HostTensor tiny(DType::U8, {1}, "tiny");
   Device device = Device::cpu();
   const auto message = [&](const std::vector<int64_t>& cu, Tensor w) -> std::string {
     try {
@@ -277,13 +272,14 @@ TEST(Attention, contract_violations_are_named) {
     }
     return "no error";
   };
-  EXPECT_EQ(message({0, 5, 7}, workspace), "attention_forward: cu_seqlens must run from 0 to T = 8");
-  EXPECT_EQ(message({0, 5, 5, 8}, workspace), "attention_forward: cu_seqlens[2] = 5 does not exceed cu_seqlens[1] = 5");
+  EXPECT_EQ(message({0, 5, 7}, p.workspace), "attention_forward: cu_seqlens must run from 0 to T = 8");
+  EXPECT_EQ(message({0, 5, 5, 8}, p.workspace),
+            "attention_forward: cu_seqlens[2] = 5 does not exceed cu_seqlens[1] = 5");
   EXPECT_EQ(message({0, 5, 8}, tiny),
             fmt::format("attention_forward: the workspace ('tiny') has 1 bytes, {} are needed for {} threads",
                         attention_workspace_bytes(p.shape, DType::F32, 8), num_threads()));
   p.shape.num_kv_heads = 0;
-  EXPECT_EQ(message({0, 5, 8}, workspace), "attention_forward: 2 query heads of width 4 cannot share 0 kv heads");
+  EXPECT_EQ(message({0, 5, 8}, p.workspace), "attention_forward: 2 query heads of width 4 cannot share 0 kv heads");
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <set>
 
+#include "data/json.h"
 #include "data/safetensors.h"
 #include "layers/core/rng.h"
 #include "test/files.h"
@@ -77,8 +78,8 @@ TEST(CheckpointDir, a_save_is_found_with_its_state_and_its_tensors) {
   EXPECT_EQ(steps_in(dir.path()), (Steps{100, 2'000'000}));
   EXPECT_TRUE(found.incomplete.empty());
   for (const Checkpoint& checkpoint : found.complete) expect_intact(checkpoint);
-  EXPECT_EQ(found.complete[0].state.run, json::parse(R"({"train":{"steps":100}})"));
-  const json written = json::parse(read_bytes(dir / "step_000100/trainer_state.json"));
+  EXPECT_EQ(found.complete[0].state.run, state_of(100).run);
+  const json written = parse_json(read_bytes(dir / "step_000100/trainer_state.json"), "state");
   EXPECT_EQ(written["files"]["tokenizer.json"], 7);
   EXPECT_EQ(written["files"]["optimizer/exp_avg.safetensors"], fs::file_size(dir / "step_000100/model.safetensors"));
 }
@@ -434,14 +435,15 @@ TEST(CheckpointDir, kill_9_at_random_moments_leaves_a_loadable_checkpoint) {
     const FoundCheckpoints found = find_checkpoints(dir.path());
     ASSERT_TRUE(found.incomplete.empty()) << found.incomplete.front();
     ASSERT_FALSE(found.complete.empty());
-    ASSERT_LE(found.complete.size(), 3u);
     ASSERT_GE(found.complete.back().state.step, newest);
     newest = found.complete.back().state.step;
     for (const Checkpoint& checkpoint : found.complete) expect_intact(checkpoint);
     prepare_checkpoint_dir(dir.path());
     ASSERT_EQ(names_in(dir.path()).size(), found.complete.size());
   }
-  RecordProperty("saves", static_cast<int>(newest));
+  save(dir.path(), newest + 1);  // a kill between save and retention leaves one too many; the next retention removes it
+  remove_old_checkpoints(dir.path(), 2, newest + 1);
+  EXPECT_EQ(steps_in(dir.path()), Steps({newest, newest + 1}));
 }
 
 TEST(CheckpointDir, a_file_size_limit_leaves_the_previous_checkpoint_intact) {

@@ -198,8 +198,8 @@ TEST(Packer, best_fit_wastes_less_than_two_percent_of_skewed_lengths) {
       lengths.push_back(1 + static_cast<int64_t>(300 * std::exp(1.2 * rng.normal(d))));
     }
     const Packed packed = pack_all(lengths, {seq_len, Packing::BestFit, LongDocuments::Split});
-    const double efficiency = static_cast<double>(packed.stats.num_tokens) /
-                              static_cast<double>(packed.stats.num_rows * seq_len);
+    const double efficiency =
+        static_cast<double>(packed.stats.num_tokens) / static_cast<double>(packed.stats.num_rows * seq_len);
     EXPECT_GT(efficiency, 0.98) << seq_len;
   }
 }

@@ -64,7 +64,8 @@ std::map<std::string, std::vector<int64_t>> tensors_on_disk(const fs::path& dir)
     file.read(reinterpret_cast<char*>(&size), sizeof size);
     std::string header(size, ' ');
     file.read(header.data(), static_cast<std::streamsize>(size));
-    for (const auto& [tensor, about] : json::parse(header).items()) {
+    const json tensors_of_file = json::parse(header);
+    for (const auto& [tensor, about] : tensors_of_file.items()) {
       if (tensor != "__metadata__") tensors[tensor] = about["shape"].get<std::vector<int64_t>>();
     }
   }

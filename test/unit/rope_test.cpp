@@ -12,7 +12,7 @@ struct Case {
 // One pair; tails of every vector width; partial rotation; heads that stay; enough rows for several threads.
 const Case kCases[] = {{1, 1, 2, 1, 1, false},     {1, 1, 2, 1, 1, true},    {5, 4, 14, 3, 7, false},
                        {5, 4, 14, 3, 7, true},     {9, 6, 24, 4, 9, false},  {9, 6, 24, 4, 9, true},
-                       {300, 8, 64, 6, 32, false}, {300, 8, 64, 6, 32, true}};
+                       {150, 6, 64, 5, 32, false}, {150, 6, 64, 5, 32, true}};
 
 struct Problem {
   Case c;
