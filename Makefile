@@ -23,22 +23,25 @@ B := build/$(FLAVOUR)
 
 # ---- flags
 , := ,
-WARN := -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas
-OPT  := $(if $(filter 1,$(SAN)),-O1 -g -fsanitize=address$(,)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer,-O3 -g1)
+# stringop-overflow, restrict, maybe-uninitialized: false alarms of GCC 12 inside fmt, std::string and nlohmann/json
+WARN := -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas -Wno-stringop-overflow -Wno-restrict -Wno-maybe-uninitialized
+OPT   = $(if $(filter 1,$(SAN)),-O1 -g -fsanitize=address$(,)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer,$(LEVEL) -g1)
 
 CPPFLAGS := -I. $(if $(filter 1,$(CUDA)),-DTRAIN_GPT_CUDA)
-CXXFLAGS := -std=c++20 $(OPT) -march=$(ARCH) -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast $(WARN)
+CXXFLAGS = -std=c++20 $(OPT) -march=$(ARCH) -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast $(WARN)
 LDFLAGS  := -fopenmp $(if $(filter 1,$(SAN)),-fsanitize=address$(,)undefined)
-LDLIBS   := -lfmt -lopenblas -lpthread
+LDLIBS   := -lfmt -lpthread
 
-NVCCFLAGS := -std=c++20 -O3 -lineinfo -Werror all-warnings --expt-relaxed-constexpr -Xcompiler "-fopenmp -Wall -Wextra" \
+# A register spill is an error. fmt 9 takes nvcc for a compiler without constexpr, which breaks its consteval formats.
+NVCCFLAGS := -std=c++20 -O3 -lineinfo -Werror all-warnings --expt-relaxed-constexpr -DFMT_USE_CONSTEXPR=1 \
+             -Xptxas --warn-on-spills,--warning-as-error -Xcompiler "-fopenmp -Wall -Wextra" \
              $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
 ifeq ($(CUDA),1)
 CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 LDLIBS += -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib -lcudart_static -ldl -lrt
 endif
 ifeq ($(MPI),1)
-MPI_CPPFLAGS := $(shell $(MPICXX) --showme:compile 2>/dev/null)
+MPI_CPPFLAGS := -DOMPI_SKIP_MPICXX $(shell $(MPICXX) --showme:compile 2>/dev/null)
 LDLIBS += $(shell $(MPICXX) --showme:link 2>/dev/null)
 endif
 
@@ -66,6 +69,11 @@ $(B)/%.o: %.cpp
 	@mkdir -p $(@D)
 	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -MMD -MP -c -o $@ $<
 
+# Loops over tensors are worth -O3; the rest is compiled for a short build.
+LEVEL := -O3
+$(B)/llama/%.o $(B)/test/%.o $(B)/train_gpt.o: LEVEL := -O1
+$(B)/data/%.o: LEVEL := -O2
+
 $(B)/comm/%.o: CPPFLAGS += $(MPI_CPPFLAGS)
 
 $(B)/%.cu.o: %.cu
@@ -83,11 +91,177 @@ $(B)/train_gpt.o: train_gpt.cu
 	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -MMD -MP -x c++ -c -o $@ $<
 endif
 
+# ---- demo: build, train on the embedded example, show a falling loss
+.PHONY: demo
+demo:
+	@scripts/install_deps.sh build
+	@$(MAKE) -j$(JOBS) --no-print-directory all
+	@rm -rf build/demo
+	build/train_gpt configs/demo.json
+
+# ---- CUDA kernels without a GPU (test/simt/README.md). They do not depend on CUDA, MPI or SAN: objects in build/simt/.
+# Three builds of the kernels; everything else of such a test is compiled once.
+SIMT := build/simt
+SIMT_CXX ?= g++
+SIMT_KERNELS := $(filter-out layers/attention_cudnn.cu,$(sort $(wildcard layers/core/*.cu layers/*.cu)))
+SIMT_HOST := $(sort $(wildcard layers/core/*.cpp $(SIMT_KERNELS:.cu=.cpp))) \
+             $(addprefix test/simt/,context.cpp schedule.cpp memory.cpp cuda_api.cpp grid.cpp describe.cpp)
+SIMT_CPPFLAGS := -Itest/simt/include -I. -DTRAIN_GPT_CUDA
+SIMT_CXXFLAGS := -std=c++20 -g -fno-strict-aliasing $(WARN)
+SIMT_FLAGS_plain := -O2
+SIMT_FLAGS_asan  := -O1 -fsanitize=address$(,)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+SIMT_FLAGS_check := -O2 -fsanitize=thread --param tsan-instrument-func-entry-exit=0
+SIMT_LINK_asan   := -fsanitize=address$(,)undefined
+SIMT_CHECKER_plain := checker_off
+SIMT_CHECKER_asan  := checker_off
+SIMT_CHECKER_check := checker
+SIMT_NAMES := $(patsubst test/simt/%.cpp,%,$(sort $(wildcard test/simt/*_test.cpp)))
+SIMT_TESTS := $(foreach build,plain asan check,$(SIMT_NAMES:%=$(SIMT)/$(build)/%))
+
+$(SIMT)/host/%.o: %.cpp
+	@mkdir -p $(@D)
+	$(SIMT_CXX) $(SIMT_CPPFLAGS) $(SIMT_CXXFLAGS) -O2 -fopenmp -MMD -MP -c -o $@ $<
+
+# Kernels first: of an inline function that both have, the linker keeps the first, which has to be the instrumented one.
+define simt_build
+$(SIMT)/$(1)/%.cu.o: %.cu
+	@mkdir -p $$(@D)
+	$(SIMT_CXX) $(SIMT_CPPFLAGS) $(SIMT_CXXFLAGS) $(SIMT_FLAGS_$(1)) -MMD -MP -x c++ -c -o $$@ $$<
+
+$(SIMT)/$(1)/%_test: $(SIMT_KERNELS:%=$(SIMT)/$(1)/%.o) $(SIMT)/host/test/simt/%_test.o $(SIMT_HOST:%.cpp=$(SIMT)/host/%.o) \
+                     $(SIMT)/host/test/simt/$(SIMT_CHECKER_$(1)).o
+	$(SIMT_CXX) $(SIMT_LINK_$(1)) -fopenmp -o $$@ $$^ -lgtest -lgtest_main -lfmt
+
+$(SIMT)/$(1)/faults_test: $(SIMT)/$(1)/test/simt/faults.cu.o
+endef
+$(foreach build,plain asan check,$(eval $(call simt_build,$(build))))
+
+# Compiles everything that nvcc compiles, for every architecture; needs no GPU.
+.PHONY: nvcc-check nvcc-objects
+nvcc-check:
+	@test -n "$(NVCC)" || { echo "nvcc-check: no nvcc on the PATH or in /usr/local/cuda/bin" >&2; exit 1; }
+	$(MAKE) CUDA=1 nvcc-objects
+nvcc-objects: $(CU:%.cu=$(B)/%.cu.o) $(patsubst %.cu,$(B)/%.o,$(wildcard train_gpt.cu))
+
+.PHONY: simt-mutate
+simt-mutate:                            # by hand: breaks the kernels one line at a time, the tests have to notice
+	test/simt/mutate.sh
+
 # ---- tests: one program per file
-TESTS := $(patsubst %.cpp,$(B)/%,$(sort $(wildcard test/unit/*_test.cpp test/numerics/*_test.cpp test/system/*_test.cpp)))
+TESTS := $(patsubst %.cpp,$(B)/%,$(sort $(wildcard test/unit/*_test.cpp test/numerics/*_test.cpp)))
+SYSTEM_TESTS := $(patsubst %.cpp,$(B)/%,$(sort $(wildcard test/system/*_test.cpp)))
 
 $(B)/test/%_test: $(B)/test/%_test.o $(LIB)
 	$(CXX) $(LDFLAGS) -o $@ $^ -lgtest -lgtest_main $(LDLIBS)
+
+# The sanitized flavour is built without CUDA and MPI: their libraries are not ours to check.
+SAN_MAKE = $(MAKE) --no-print-directory SAN=1 CUDA=0 MPI=0
+
+.PHONY: test test-programs tests run-tests run-unit-tests run-simt-tests
+test:
+	@scripts/install_deps.sh build test
+	@$(MAKE) --no-print-directory test-programs
+	@rm -f build/test.tally
+	@export TEST_TALLY=build/test.tally; status=0; \
+	  { $(MAKE) --no-print-directory run-simt-tests && $(SAN_MAKE) run-unit-tests && \
+	    $(MAKE) --no-print-directory run-tests; } 2>&1 | tee build/test.log || status=1; \
+	  read -r passed failed skipped <build/test.tally; echo "$$passed passed, $$failed failed, $$skipped skipped"; exit $$status
+
+test-programs:
+	@$(MAKE) -j$(JOBS) --no-print-directory all tests $(SIMT_TESTS)
+	@$(SAN_MAKE) -j$(JOBS) tests
+
+tests: $(TESTS) $(SYSTEM_TESTS)
+
+run-tests:
+	@scripts/run_tests.sh $(TESTS) $(SYSTEM_TESTS)
+run-unit-tests:
+	@scripts/run_tests.sh $(TESTS)
+run-simt-tests:
+	@scripts/run_tests.sh $(SIMT_TESTS)
+
+# ---- the reference: PyTorch + transformers, pinned, in .venv; .venv/hf4 is transformers 4 on the same torch
+.venv/ok: scripts/requirements.txt
+	@scripts/install_deps.sh python
+	python3 -m venv .venv
+	.venv/bin/pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
+.venv/hf4/ok: scripts/requirements-hf4.txt .venv/ok
+	python3 -m venv .venv/hf4
+	@for site in .venv/hf4/lib/python*/site-packages; do echo $(CURDIR)/$${site/hf4\//} > $$site/of_parent.pth; done
+	.venv/hf4/bin/pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
+.PHONY: test-reference fixtures
+test-reference: .venv/ok .venv/hf4/ok
+	@scripts/install_deps.sh build
+	@$(MAKE) -j$(JOBS) --no-print-directory all
+	OMP_WAIT_POLICY=PASSIVE .venv/bin/python scripts/test_scripts.py
+	scripts/reference_test.sh
+
+fixtures: .venv/ok
+	.venv/bin/python scripts/make_fixtures.py
+
+# ---- house keeping
+.PHONY: lint format clean help
+lint:
+	@scripts/install_deps.sh lint
+	@scripts/lint.sh
+format:
+	clang-format -i $$(git ls-files --cached --others --exclude-standard -- '*.cpp' '*.h' '*.cu' '*.cuh')
+clean:
+	rm -rf build
+help:
+	@sed -n '1,/^$$/p' Makefile | sed 's/^# \{0,1\}//'
+
+# ---- benchmarks, on a quiet machine: operations against the FMA peak, the program against PyTorch
+.PHONY: bench
+bench: .venv/ok
+	@$(MAKE) -j$(JOBS) --no-print-directory all $(B)/test/bench/kernels_bench
+	scripts/bench.sh $(B)/test/bench/kernels_bench
+
+$(B)/test/bench/%_bench: $(B)/test/bench/%_bench.o $(LIB)
+	$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+
+# ---- fuzzers (clang): test/fuzz/X_fuzz.cpp with seeds in test/fuzz/corpus/X/ and words in test/fuzz/X.dict. `make fuzz`
+# runs each for FUZZ_SECONDS and fails on a crash, a hang or a leak; what it found of interest stays in build/fuzz/corpus.
+CLANGXX ?= clang++
+FUZZ_SECONDS ?= 10
+FUZZERS  := $(patsubst test/fuzz/%.cpp,build/fuzz/%,$(sort $(wildcard test/fuzz/*_fuzz.cpp)))
+FUZZ_OBJ := $(patsubst %.cpp,build/fuzz/obj/%.o,$(sort $(wildcard layers/core/*.cpp data/*.cpp \
+              llama/config*.cpp llama/family.cpp llama/human_number.cpp llama/rope_tables.cpp llama/run_*.cpp)))
+FUZZ_FLAGS := -std=c++20 -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+# clang has its own OpenMP or none: GCC's header and library serve, and the pragmas are ignored (one thread).
+FUZZ_CPPFLAGS := -I. -Ibuild/fuzz/include -Wall -Wextra -Wno-unknown-pragmas -Wno-source-uses-openmp
+
+build/fuzz/include/omp.h:
+	@mkdir -p $(@D)
+	ln -sfn "$$($(CXX) -print-file-name=include/omp.h)" $@
+
+build/fuzz/obj/%.o: %.cpp | build/fuzz/include/omp.h
+	@mkdir -p $(@D)
+	$(CLANGXX) $(FUZZ_CPPFLAGS) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c -o $@ $<
+
+build/fuzz/%_fuzz: build/fuzz/obj/test/fuzz/%_fuzz.o $(FUZZ_OBJ)
+	$(CLANGXX) $(FUZZ_FLAGS) -fsanitize=fuzzer -o $@ $^ -lfmt -lgomp -lpthread
+
+.PHONY: fuzz run-fuzzers
+fuzz:
+	@scripts/install_deps.sh build fuzz
+	@$(MAKE) -j$(JOBS) --no-print-directory $(FUZZERS)
+	@$(MAKE) --no-print-directory run-fuzzers
+
+run-fuzzers:
+	@for fuzzer in $(FUZZERS); do \
+	  name=$$(basename $$fuzzer _fuzz); \
+	  mkdir -p build/fuzz/corpus/$$name build/fuzz/crashes; \
+	  seeds=test/fuzz/corpus/$$name; words=test/fuzz/$$name.dict; \
+	  echo "fuzz $$name for $(FUZZ_SECONDS) s"; \
+	  $$fuzzer -max_total_time=$(FUZZ_SECONDS) -timeout=20 -print_final_stats=1 -verbosity=0 -print_funcs=0 \
+	    -artifact_prefix=build/fuzz/crashes/$$name- $$(test ! -f $$words || echo -dict=$$words) \
+	    build/fuzz/corpus/$$name $$(test ! -d $$seeds || echo $$seeds); \
+	done
 
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)

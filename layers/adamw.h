@@ -2,6 +2,7 @@
 //   g = clip_scale * g;   p -= lr * weight_decay * p
 //   m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
 //   p -= lr / (1 - beta1^step) * m / (sqrt(v / (1 - beta2^step)) + eps)
+// Subnormal m and v become zero. An element's result depends on that element alone, whatever the threads and shards.
 #pragma once
 
 #include "layers/core/device.h"

@@ -20,9 +20,9 @@ struct AttentionShape {
   int64_t window = 0;  ///< 0 = all
 };
 
-/// Bytes of scratch that a call needs for sequences of at most `max_seqlen` tokens and T tokens in all: one buffer for
-/// all threads, given by the caller so that nothing is allocated in the loop.
-size_t attention_workspace_bytes(const AttentionShape& shape, DType dtype, int64_t T, int64_t max_seqlen);
+/// Bytes of scratch that a call needs for T tokens, however they are cut into documents: one buffer for all threads
+/// (as many as OpenMP gives now), passed by the caller so that nothing is allocated in the loop.
+size_t attention_workspace_bytes(const AttentionShape& shape, DType dtype, int64_t T);
 
 /// o (T, NH, HD), lse (NH, T) F32 (F64 for F64) <- qkv (T, NH + 2 NKV, HD): q heads, k heads, v heads.
 /// cu_seqlens: host, N + 1 entries, 0 .. T, increasing.

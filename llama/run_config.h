@@ -1,4 +1,4 @@
-// RunConfig: what this run does. One table (run_config.cpp) declares each option once: name, type, default, help and
+// RunConfig: what this run does. One table (run_option_table.cpp) declares each option once: name, type, default, help and
 // check; the JSON reader, the command line, the echo, `--help` and the README's table are made from it.
 #pragma once
 
@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 /// A source of documents: a file, or a glob of files. On the command line and in JSON: "path", or {"path", "weight"}.
@@ -36,9 +37,9 @@ struct RunConfig {
   struct Optimizer {
     std::string name = "adamw";
     double lr = 1e-5;
-    double beta1 = 0.9, beta2 = 0.95;  ///< key: betas
-    double eps = 1e-8, weight_decay = 0.1, max_grad_norm = 1.0;
-    std::vector<std::string> no_decay = {"*norm*", "*bias"};  ///< globs on Hugging Face names
+    double beta1 = 0.9, beta2 = 0.95;                            ///< key: betas
+    double eps = 1e-8, weight_decay = 0.1, max_grad_norm = 1.0;  ///< max_grad_norm 0 = no clipping
+    std::vector<std::string> no_decay = {"*norm*", "*bias"};     ///< globs on Hugging Face names
   } optimizer;
   struct Schedule {
     std::string name = "cosine";  ///< constant | linear | cosine | wsd
@@ -51,7 +52,7 @@ struct RunConfig {
     std::optional<double> epochs;
     std::string device = "auto";  ///< auto | cpu | cuda
     std::string dtype = "auto";   ///< auto | fp32 | bf16
-    int64_t eval_every = 0;
+    int64_t eval_every = 0;       ///< 0 = only after the last step
   } train;
   struct Parallel {
     int64_t sp_size = 1, cp_size = 1, dp_replicate_size = 1;
@@ -80,11 +81,29 @@ struct RunConfig {
   std::string config_path;
   bool plan = false;  ///< --plan: print what would run, and stop
   int64_t world = 0;  ///< --world N with --plan: as if on N ranks; 0 = as started
+
+  /// --help, --help-markdown, --version: what to print instead of a run; nothing else is checked then.
+  std::string answer;
 };
 
-/// CONFIG.json, then --section.key value. Handles --help and --version (prints, exits 0). Every error names the key,
-/// the nearest known one when it is unknown, the value and what is legal.
+inline constexpr const char* kVersion = "0.1.0";
+
+/// CONFIG.json, then --section.key value over it; checked by validate_run_config unless there is an `answer`. Every
+/// Error names the key, where it was given, its value and what is legal; the nearest known key when it is unknown.
 RunConfig parse_run_config(int argc, const char* const* argv);
 
-/// The resolved options as the JSON that would give the same run.
+/// The options in `text` over the defaults; each value is checked on its own. `where` is for messages.
+RunConfig parse_run_config_json(std::string_view text, const std::string& where);
+
+/// Every rule between options that needs neither model, data nor device. An option that this run would ignore is an
+/// error unless it has its default value.
+void validate_run_config(const RunConfig& run);
+
+/// The resolved options as the JSON that gives the same run.
 nlohmann::json to_json(const RunConfig& run);
+
+/// The same for people: a line (or a few of at most `width` columns) a section.
+std::string describe(const RunConfig& run, int width);
+
+/// Where this run logs: log.file, or log.jsonl in checkpoint.dir.
+std::string log_path(const RunConfig& run);

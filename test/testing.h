@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <omp.h>
 
 #include <cmath>
 #include <cstring>
@@ -99,23 +100,35 @@ inline double relative_l2(const HostTensor& a, const HostTensor& b) {
   return norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
 }
 
+/// Runs `op` with `threads` OpenMP threads.
+inline void with_threads(int threads, const std::function<void()>& op) {
+  const int before = omp_get_max_threads();
+  omp_set_num_threads(threads);
+  op();
+  omp_set_num_threads(before);
+}
+
 /// F64 gradient check: compares `gradient` with central differences of `loss()` as `x` moves, element by element
 /// (every element up to `max_elements`, then evenly spread ones). The error is relative to the largest gradient, so
 /// that zeros are checked too. Central differences with step h err by h^2 f''' + eps f / h: about 1e-9 at h = 1e-5.
+/// `loss` runs on one thread: thousands of tiny parallel regions are slow on a machine that is busy otherwise.
 inline void expect_gradient(HostTensor& x, const HostTensor& gradient, const std::function<double()>& loss,
                             const char* what, double tolerance = 1e-6, int64_t max_elements = 256) {
   ASSERT_EQ(x.dtype(), DType::F64) << what;
   ASSERT_EQ(x.numel(), gradient.numel()) << what;
   double scale = 0;
   for (int64_t i = 0; i < gradient.numel(); i++) scale = std::max(scale, std::abs(gradient.get(i)));
+  const auto loss_at = [&](int64_t i, double value) {
+    double result = 0;
+    x.set(i, value);
+    with_threads(1, [&] { result = loss(); });
+    return result;
+  };
   const int64_t n = x.numel();
   const int64_t stride = std::max<int64_t>(1, n / max_elements);
   for (int64_t i = 0; i < n; i += stride) {
     const double x0 = x.get(i), h = 1e-5 * std::max(1.0, std::abs(x0));
-    x.set(i, x0 + h);
-    const double up = loss();
-    x.set(i, x0 - h);
-    const double down = loss();
+    const double up = loss_at(i, x0 + h), down = loss_at(i, x0 - h);
     x.set(i, x0);
     const double numeric = (up - down) / (2 * h);
     ASSERT_NEAR(gradient.get(i), numeric, tolerance * std::max(scale, 1e-3)) << what << "[" << i << "]";
@@ -127,4 +140,14 @@ inline double dot(const HostTensor& weights, const HostTensor& y) {
   double sum = 0;
   for (int64_t i = 0; i < y.numel(); i++) sum += weights.get(i) * y.get(i);
   return sum;
+}
+
+/// The message of the Error that `op` throws; empty when it throws none.
+inline std::string error_of(const std::function<void()>& op) {
+  try {
+    op();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
 }

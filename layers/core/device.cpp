@@ -14,6 +14,7 @@ Device Device::cuda(int ordinal) {
   if constexpr (kHasCuda) {
     Device device(DeviceKind::Cuda, ordinal);
     device.stream_ = cuda_open(ordinal);
+    device.workspace_ = cuda_allocate(kWorkspaceBytes);
     return device;
   } else {
     fail(
@@ -24,10 +25,14 @@ Device Device::cuda(int ordinal) {
 }
 
 Device::Device(Device&& other) noexcept
-    : kind_(other.kind_), ordinal_(other.ordinal_), stream_(std::exchange(other.stream_, nullptr)) {}
+    : kind_(other.kind_),
+      ordinal_(other.ordinal_),
+      stream_(std::exchange(other.stream_, nullptr)),
+      workspace_(std::exchange(other.workspace_, nullptr)) {}
 
 Device::~Device() {
   if constexpr (kHasCuda) {
+    if (workspace_) cuda_deallocate(workspace_);
     if (stream_) cuda_close(stream_);
   }
 }
@@ -39,7 +44,11 @@ std::string Device::name() const {
 void* Device::allocate(size_t size_bytes) {
   if (size_bytes == 0) return nullptr;
   if constexpr (kHasCuda) {
-    if (is_cuda()) return cuda_allocate(size_bytes);
+    if (is_cuda()) {
+      void* data = cuda_allocate(size_bytes);
+      cuda_fill_zero(data, size_bytes, stream_);
+      return data;
+    }
   }
   // Anonymous pages are zero and cost nothing until they are touched; huge pages spare the TLB.
   void* data = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -81,6 +90,14 @@ void Device::synchronize() {
   if constexpr (kHasCuda) {
     if (is_cuda()) cuda_synchronize(stream_);
   }
+}
+
+void* Device::workspace(size_t size_bytes) {
+  constexpr size_t kAlignment = 256;
+  const size_t padded = (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
+  CHECK(workspace_, "device {} has no workspace", name());
+  CHECK(padded <= kWorkspaceBytes, "an op needs {} bytes of workspace, the device has {}", size_bytes, kWorkspaceBytes);
+  return static_cast<char*>(workspace_) + (kWorkspaceBytes - padded);
 }
 
 int cuda_device_count() {

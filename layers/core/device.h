@@ -37,12 +37,19 @@ class Device {
   void copy_to_host(void* to, const void* from, size_t size_bytes);
   void synchronize();
 
+  /// CUDA only: scratch memory of the op that is being queued; its contents are undefined, and the next op on the
+  /// compute stream overwrites it. One fixed allocation, so that `--plan` can count it and no step allocates. The
+  /// answer ends where the allocation ends: whoever writes past it leaves the allocation, and tools see that.
+  void* workspace(size_t size_bytes);
+  static constexpr size_t kWorkspaceBytes = size_t{64} << 20;
+
  private:
   Device(DeviceKind kind, int ordinal) : kind_(kind), ordinal_(ordinal) {}
 
   DeviceKind kind_;
   int ordinal_;
   void* stream_ = nullptr;
+  void* workspace_ = nullptr;
 };
 
 /// CUDA devices that this process can use: 0 when built with CUDA=0, without a driver, or without a GPU.

@@ -6,7 +6,7 @@
 int cuda_count_devices();
 void* cuda_open(int ordinal);  ///< selects the device, returns its compute stream
 void cuda_close(void* stream) noexcept;
-void* cuda_allocate(size_t size_bytes);
+void* cuda_allocate(size_t size_bytes);  ///< contents undefined
 void cuda_deallocate(void* data) noexcept;
 void cuda_fill_zero(void* data, size_t size_bytes, void* stream);
 void cuda_copy(void* to, const void* from, size_t size_bytes, void* stream);  ///< either direction, waits

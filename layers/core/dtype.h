@@ -48,8 +48,9 @@ constexpr const char* name_of(DType dtype) {
 }
 
 /// bfloat16 as stored; arithmetic happens in fp32. Rounds to nearest even; NaN stays NaN.
+/// Trivial, so that kernels can have __shared__ arrays of it: bf16{} is 0, an uninitialised bf16 is not.
 struct bf16 {
-  uint16_t bits = 0;
+  uint16_t bits;
 
   bf16() = default;
   explicit bf16(float value) {

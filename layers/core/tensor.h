@@ -93,7 +93,9 @@ struct BasicTensor {
     return view;
   }
 
-  operator BasicTensor<true>() const requires(!kConst) { return {data, dtype, shape, name}; }
+  /// Tensor -> ConstTensor. A template, since EDG (nvcc) warns of a conversion of ConstTensor to itself.
+  template <bool kOther>
+  requires(kOther && !kConst) operator BasicTensor<kOther>() const { return {data, dtype, shape, name}; }
 
  private:
   Shape with_first_dim(int64_t count) const {

@@ -1,0 +1,81 @@
+// The narrow seam to the operating system: every change to the disk that a save makes passes through FileSystem, so
+// that a test can fail any single operation, or die in it. Errors name the path, the bytes, the free bytes and errno.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+/// Owns a file descriptor.
+class FileHandle {
+ public:
+  FileHandle() = default;
+  explicit FileHandle(int fd) : fd_(fd) {}
+  FileHandle(FileHandle&& other) noexcept : fd_(other.release()) {}
+  FileHandle& operator=(FileHandle&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~FileHandle();
+
+  int fd() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+class FileSystem {
+ public:
+  /// Asked before each operation ("create", "allocate", "write", "sync", "close", "mkdir", "rename", "remove"): 0 lets
+  /// it happen, an errno makes it fail with that.
+  using Fault = std::function<int(const char* operation, const std::filesystem::path& path)>;
+
+  FileSystem() = default;
+  explicit FileSystem(Fault fault) : fault_(std::move(fault)) {}
+
+  /// An empty file, open for reading and writing; an old one is emptied.
+  FileHandle create(const std::filesystem::path& path) const;
+  /// An existing file, open for reading and writing.
+  FileHandle open(const std::filesystem::path& path) const;
+  /// Makes the file `size_bytes` long with its blocks reserved, so that a full disk is seen now and not half-way.
+  void allocate(const FileHandle& file, const std::filesystem::path& path, int64_t size_bytes) const;
+  /// All of `bytes` at `offset`. Thread-safe.
+  void write(const FileHandle& file, const std::filesystem::path& path, int64_t offset, std::string_view bytes) const;
+  void sync(const FileHandle& file, const std::filesystem::path& path) const;
+  void close(FileHandle& file, const std::filesystem::path& path) const;
+
+  /// create, write, sync, close.
+  void write_file(const std::filesystem::path& path, std::string_view bytes) const;
+  /// fsync of a file or directory by name.
+  void sync_path(const std::filesystem::path& path) const;
+  /// With its parents; one that exists is fine.
+  void create_directories(const std::filesystem::path& path) const;
+  /// Atomic within a file system; `to` must not exist, or be an empty directory.
+  void rename(const std::filesystem::path& from, const std::filesystem::path& to) const;
+  /// A file, or a directory with all that is in it; symbolic links are not followed. None is fine.
+  void remove_all(const std::filesystem::path& path) const;
+
+ private:
+  int fault(const char* operation, const std::filesystem::path& path) const {
+    return fault_ ? fault_(operation, path) : 0;
+  }
+
+  Fault fault_;
+};
+
+/// Opens a file for reading; an Error says why it cannot be.
+FileHandle open_for_reading(const std::filesystem::path& path);
+/// Length of an open regular file; an Error for anything else (a directory, a pipe).
+int64_t file_size_bytes(const FileHandle& file, const std::filesystem::path& path);
+/// Exactly `size_bytes` from `offset`; an Error when the file ends before. Thread-safe.
+void read_exactly(const FileHandle& file, const std::filesystem::path& path, int64_t offset, int64_t size_bytes,
+                  void* out);
+/// A small file as a string; an Error when it is longer than `max_bytes`.
+std::string read_file(const std::filesystem::path& path, int64_t max_bytes = int64_t{100} << 20);
+/// Bytes that this user can still write on the disk that holds `path`; -1 when unknown.
+int64_t free_bytes(const std::filesystem::path& path);

@@ -1,0 +1,140 @@
+// What kernels share: error check, launch, element conversion, packed access, reductions of a warp or a block.
+// Plain CUDA C++ without <<<>>>, so that test/simt can compile it as C++; the rest is in cuda_primitives.cuh.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <bit>
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <source_location>
+
+#include "layers/core/cuda_primitives.cuh"
+#include "layers/core/device.h"
+#include "layers/core/dtype.h"
+
+// ---- host
+
+/// Throws Error with the runtime's message and the calling line unless `error` is cudaSuccess. A fault inside a kernel
+/// surfaces at whichever call comes next: CUDA_LAUNCH_BLOCKING=1 moves it to the launch.
+inline void cuda_check(cudaError_t error, std::source_location where = std::source_location::current()) {
+  CHECK(error == cudaSuccess, "CUDA: {} ({}) at {}:{}; run with CUDA_LAUNCH_BLOCKING=1 to see which kernel failed",
+        cudaGetErrorString(error), cudaGetErrorName(error), where.file_name(), where.line());
+}
+
+struct LaunchShape {
+  int64_t num_blocks = 0;
+  dim3 block;
+  size_t shared_bytes = 0;  ///< dynamic shared memory
+};
+
+/// Queues `kernel` on the device's compute stream. Zero blocks are no work, not an error.
+template <class... Parameters, class... Arguments>
+void launch(Device& device, const LaunchShape& shape, void (*kernel)(Parameters...), Arguments... arguments) {
+  constexpr size_t kStaticLimit = 48 * 1024;  // more is an opt-in
+  if (shape.num_blocks == 0) return;
+  CHECK(shape.num_blocks > 0 && shape.num_blocks <= std::numeric_limits<int>::max(),
+        "a kernel of {} blocks: CUDA allows {}", shape.num_blocks, std::numeric_limits<int>::max());
+  if (shape.shared_bytes > kStaticLimit) {
+    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(shape.shared_bytes)));
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(shape.num_blocks));
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = static_cast<cudaStream_t>(device.stream());
+  cuda_check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+}
+
+// ---- elements
+
+__device__ __forceinline__ float to_float(float value) {
+  return value;
+}
+__device__ __forceinline__ float to_float(bf16 value) {
+  return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
+}
+
+/// Rounds to nearest even, as bf16(float) does on the host.
+template <class T>
+__device__ __forceinline__ T from_float(float value) {
+  if constexpr (dtype_of<T> == DType::BF16) {
+    T result;
+    result.bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
+    return result;
+  } else {
+    return value;
+  }
+}
+
+// ---- packed access
+
+/// Elements of T in one 128-bit access.
+template <class T>
+constexpr int kPackWidth = 16 / static_cast<int>(sizeof(T));
+
+/// Whether all rows of C elements that start at `pointers` can be read and written 128 bits at a time.
+template <class T>
+bool is_packable(int64_t C, std::initializer_list<const void*> pointers) {
+  bool packable = C % kPackWidth<T> == 0;
+  for (const void* p : pointers) packable = packable && reinterpret_cast<uintptr_t>(p) % 16 == 0;
+  return packable;
+}
+
+/// N neighbours, moved by one instruction: N is kPackWidth<T>, or 1.
+template <class T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T element[N];
+};
+
+template <int N, class T>
+__device__ __forceinline__ Pack<T, N> load_pack(const T* p) {
+  static_assert(N == 1 || N == kPackWidth<T>);
+  if constexpr (N == 1) {
+    return {{*p}};
+  } else {
+    return std::bit_cast<Pack<T, N>>(*reinterpret_cast<const int4*>(p));
+  }
+}
+
+template <int N, class T>
+__device__ __forceinline__ void store_pack(T* p, const Pack<T, N>& pack) {
+  static_assert(N == 1 || N == kPackWidth<T>);
+  if constexpr (N == 1) {
+    *p = pack.element[0];
+  } else {
+    *reinterpret_cast<int4*>(p) = std::bit_cast<int4>(pack);
+  }
+}
+
+// ---- reductions, in a fixed order: every thread gets the same bits in every run
+
+constexpr int kWarpSize = 32;
+constexpr unsigned kFullWarp = 0xffffffffu;
+
+/// Sum over the 32 lanes of a warp; all of them call it.
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(kFullWarp, value, distance);
+  }
+  return value;
+}
+
+/// Sum over the kThreads threads of a one-dimensional block; all of them call it.
+template <int kThreads>
+__device__ __forceinline__ float block_sum(float value) {
+  constexpr int kWarps = kThreads / kWarpSize;
+  static_assert(kThreads % kWarpSize == 0 && kWarps <= kWarpSize);
+  __shared__ float of_warp[kWarps];
+  const int lane = threadIdx.x % kWarpSize;
+  value = warp_sum(value);
+  if (lane == 0) of_warp[threadIdx.x / kWarpSize] = value;
+  __syncthreads();
+  value = warp_sum(lane < kWarps ? of_warp[lane] : 0.0f);
+  __syncthreads();  // of_warp is free for the next call
+  return value;
+}

@@ -1,0 +1,198 @@
+// GotoBLAS' loops (Goto & van de Geijn, 2008) around the register tile of gemm_tile.h.
+//
+//   for each panel of kPanelCols columns of B, for each block of kDepth of K:
+//     all threads pack that part of B                                    (shared, L3)
+//     each thread, for each of its blocks of kBlockRows rows of A:       packs them (own, L2)
+//       for each strip of kTileCols columns, for each strip of kTileRows rows: one tile of C
+#include "layers/core/gemm.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+
+#include "layers/core/gemm_tile.h"
+#include "layers/core/parallel.h"
+
+namespace {
+
+constexpr int64_t kDepth = 384;          // a strip of B (24 KiB in fp32) stays in L1 while A streams past
+constexpr int64_t kBlockRows = 144;      // a multiple of kTileRows; a block of A fills half of a 512 KiB L2
+constexpr int64_t kPanelCols = 1024;     // a multiple of every kTileCols; a panel of B is 1.5 MiB
+constexpr int64_t kSmallWork = 1 << 20;  // multiply-adds below which threads cost more than they save
+
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+template <class T>
+constexpr size_t panel_bytes() {
+  return kPanelCols * kDepth * sizeof(T);
+}
+template <class T>
+constexpr size_t block_bytes() {
+  return kBlockRows * kDepth * sizeof(T);
+}
+
+// Memory for packing that lives as long as its thread and grows with the number of OpenMP threads only.
+char* pack_buffer(size_t size_bytes) {
+  constexpr size_t kPage = 4096;
+  thread_local std::unique_ptr<void, decltype(&std::free)> data(nullptr, &std::free);
+  thread_local size_t capacity = 0;
+  if (size_bytes > capacity) {
+    const size_t pages = (size_bytes + kPage - 1) / kPage * kPage;
+    data.reset(std::aligned_alloc(kPage, pages));
+    capacity = data ? pages : 0;
+    CHECK(data, "cannot allocate {} KiB for packing matrices", pages >> 10);
+  }
+  return static_cast<char*>(data.get());
+}
+
+template <class T>
+struct Product {
+  T* c;
+  int64_t M, N, K;
+  MatrixView<T> a, b;
+  const T* addend;
+  int64_t addend_ld;
+};
+
+struct Range {
+  int64_t begin, end;
+};
+
+// Piece `index` of `count` of [0, n), in whole multiples of `unit`.
+Range piece_of(int64_t n, int64_t unit, int64_t index, int64_t count) {
+  const int64_t units = ceil_div(n, unit);
+  return {std::min(n, units * index / count * unit), std::min(n, units * (index + 1) / count * unit)};
+}
+
+// Rows [i, i + rows) and depth [k, k + depth) of A in strips of kTileRows: strip s at to + s * kTileRows * depth.
+template <class T>
+void pack_a(T* to, const MatrixView<T>& a, int64_t i, int64_t rows, int64_t k, int64_t depth) {
+  if (a.transposed) {
+    const T* from = a.data + k * a.ld + i;
+    return pack_rows<kTileRows>(to, depth, depth, rows, [&](int64_t d) { return from + d * a.ld; });
+  }
+  const T* from = a.data + i * a.ld + k;
+  for (int64_t r0 = 0; r0 < rows; r0 += kTileRows) {
+    const int count = static_cast<int>(std::min<int64_t>(kTileRows, rows - r0));
+    for (int64_t r = r0 + kTileRows; r < std::min(rows, r0 + 2 * kTileRows); r++) prefetch_row(from + r * a.ld, depth);
+    pack_transposed<kTileRows>(to + r0 * depth, depth, count, [&](int r) { return from + (r0 + r) * a.ld; });
+  }
+}
+
+// Columns [j, j + cols) and depth [k, k + depth) of B in strips of kTileCols.
+template <class T>
+void pack_b(T* to, const MatrixView<T>& b, int64_t j, int64_t cols, int64_t k, int64_t depth) {
+  constexpr int kCols = kTileCols<T>;
+  if (!b.transposed) {
+    const T* from = b.data + k * b.ld + j;
+    return pack_rows<kCols>(to, depth, depth, cols, [&](int64_t d) { return from + d * b.ld; });
+  }
+  const T* from = b.data + j * b.ld + k;
+  for (int64_t c0 = 0; c0 < cols; c0 += kCols) {
+    const int count = static_cast<int>(std::min<int64_t>(kCols, cols - c0));
+    for (int64_t c = c0 + kCols; c < std::min(cols, c0 + 2 * kCols); c++) prefetch_row(from + c * b.ld, depth);
+    pack_transposed<kCols>(to + c0 * depth, depth, count, [&](int c) { return from + (c0 + c) * b.ld; });
+  }
+}
+
+// C tile at (i, j) = packed A strip x packed B strip + addend.
+template <class T>
+void multiply_tile(const Product<T>& p, int64_t i, int64_t j, int64_t depth, const T* a, const T* b, const T* addend,
+                   int64_t addend_ld) {
+  constexpr int kCols = kTileCols<T>;
+  const int64_t rows = std::min<int64_t>(kTileRows, p.M - i), cols = std::min<int64_t>(kCols, p.N - j);
+  T* c = p.c + i * p.N + j;
+  const T* d = addend ? addend + i * addend_ld + j : nullptr;
+  for (int64_t r = 0; r < rows; r++) {
+    __builtin_prefetch(c + r * p.N, 1);
+    __builtin_prefetch(c + r * p.N + kCols - 1, 1);
+  }
+  Tile<T> tile;
+  tile.template multiply<1, kTileRows>(depth, a, b);
+  tile.store_to(c, p.N, rows, cols, d, addend_ld);
+}
+
+// How `threads` split C: `row_parts` x `col_parts`, the split whose largest part is smallest.
+struct Grid {
+  int row_parts, col_parts;
+};
+template <class T>
+Grid choose_grid(int64_t M, int64_t N, int threads) {
+  const int64_t row_tiles = ceil_div(M, kTileRows), col_tiles = ceil_div(std::min(N, kPanelCols), kTileCols<T>);
+  Grid best{threads, 1};
+  int64_t best_tiles = INT64_MAX;
+  for (int cols = 1; cols <= threads; cols++) {
+    if (threads % cols != 0) continue;
+    const int64_t tiles = ceil_div(row_tiles, threads / cols) * ceil_div(col_tiles, cols);
+    if (tiles < best_tiles) best = {threads / cols, cols}, best_tiles = tiles;
+  }
+  return best;
+}
+
+// One thread's part of one panel and one depth block, B packed.
+template <class T>
+void multiply_part(const Product<T>& p, Range rows, Range cols, int64_t panel, int64_t k, int64_t depth, T* a_block,
+                   const T* b_panel) {
+  const T* addend = k == 0 ? p.addend : p.c;
+  const int64_t addend_ld = k == 0 ? p.addend_ld : p.N;
+  const int64_t num_blocks = ceil_div(rows.end - rows.begin, kBlockRows);
+  for (int64_t block = 0; block < num_blocks; block++) {
+    const Range own = piece_of(rows.end - rows.begin, kTileRows, block, num_blocks);
+    const int64_t i0 = rows.begin + own.begin, count = own.end - own.begin;
+    pack_a(a_block, p.a, i0, count, k, depth);
+    for (int64_t j = cols.begin; j < cols.end; j += kTileCols<T>) {
+      for (int64_t i = 0; i < count; i += kTileRows) {
+        multiply_tile(p, i0 + i, panel + j, depth, a_block + i * depth, b_panel + j * depth, addend, addend_ld);
+      }
+    }
+  }
+}
+
+template <class T>
+void multiply_all(const Product<T>& p, int thread, int threads, char* buffer) {
+  const Grid grid = choose_grid<T>(p.M, p.N, threads);
+  T* b_panel = reinterpret_cast<T*>(buffer);
+  T* a_block = reinterpret_cast<T*>(buffer + panel_bytes<T>() + static_cast<size_t>(thread) * block_bytes<T>());
+  const Range rows = piece_of(p.M, kTileRows, thread / grid.col_parts, grid.row_parts);
+  const int64_t depth_blocks = std::max<int64_t>(1, ceil_div(p.K, kDepth));  // K = 0: C = D
+  for (int64_t panel = 0; panel < p.N; panel += kPanelCols) {
+    const int64_t width = std::min(kPanelCols, p.N - panel);
+    const Range cols = piece_of(width, kTileCols<T>, thread % grid.col_parts, grid.col_parts);
+    const Range packs = piece_of(width, kTileCols<T>, thread, threads);
+    for (int64_t block = 0; block < depth_blocks; block++) {
+      const int64_t k = block * p.K / depth_blocks, depth = (block + 1) * p.K / depth_blocks - k;
+      if (panel > 0 || block > 0) {
+#pragma omp barrier  // nobody reads the previous one any more
+      }
+      pack_b(b_panel + packs.begin * depth, p.b, panel + packs.begin, packs.end - packs.begin, k, depth);
+#pragma omp barrier
+      multiply_part(p, rows, cols, panel, k, depth, a_block, b_panel);
+    }
+  }
+}
+
+template <class T>
+size_t buffer_bytes(int threads) {
+  return panel_bytes<T>() + static_cast<size_t>(threads) * block_bytes<T>();
+}
+
+}  // namespace
+
+template <class T>
+void gemm(T* c, int64_t M, int64_t N, int64_t K, MatrixView<T> a, MatrixView<T> b, const T* addend, int64_t addend_ld) {
+  const Product<T> p{c, M, N, K, a, b, addend, addend_ld};
+  if (M == 0 || N == 0) return;
+  const int threads = M * N * K < kSmallWork ? 1 : num_threads();
+  char* buffer = pack_buffer(buffer_bytes<T>(threads));
+#pragma omp parallel num_threads(threads)
+  multiply_all(p, omp_get_thread_num(), omp_get_num_threads(), buffer);
+}
+
+template void gemm(float*, int64_t, int64_t, int64_t, MatrixView<float>, MatrixView<float>, const float*, int64_t);
+template void gemm(double*, int64_t, int64_t, int64_t, MatrixView<double>, MatrixView<double>, const double*, int64_t);
+
+size_t gemm_buffer_bytes(DType dtype) {
+  return dtype == DType::F64 ? buffer_bytes<double>(num_threads()) : buffer_bytes<float>(num_threads());
+}

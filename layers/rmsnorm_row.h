@@ -1,0 +1,73 @@
+// One normalised row, forward and backward, and the fixed order in which rows add up to a weight gradient: shared by
+// rmsnorm.cpp (rows of a tensor) and qk_norm.cpp (heads inside a fused qkv). Formulas: rmsnorm.h.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "layers/core/parallel.h"
+#include "layers/rmsnorm.h"
+
+namespace detail {
+
+/// y (C) <- x (C), w (C); returns rstd. y may be x.
+template <class T>
+Accumulator<T> rmsnorm_row_forward(T* y, const T* x, const T* w, int64_t C, double eps, NormKind kind) {
+  using A = Accumulator<T>;
+  const A one_plus = kind == NormKind::OnePlus ? A(1) : A(0);
+  A sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t c = 0; c < C; c++) sum += A(x[c]) * A(x[c]);
+  const A rstd = A(1) / std::sqrt(sum / A(C) + A(eps));
+  if (kind == NormKind::Plain) {
+#pragma omp simd
+    for (int64_t c = 0; c < C; c++) y[c] = T(A(w[c]) * A(T(A(x[c]) * rstd)));
+  } else {
+#pragma omp simd
+    for (int64_t c = 0; c < C; c++) y[c] = T((one_plus + A(w[c])) * (A(x[c]) * rstd));
+  }
+  return rstd;
+}
+
+/// dx (C), dw (C) += <- dy (C), x (C), w (C). dx may be dy. y_c = w_c x_c s with s = rstd, and ds/dx_c = -s^3 x_c / C.
+/// With g_c = dy_c w_c:
+///   dx_c = s g_c - x_c s^3 mean(g x)        dw_c += dy_c x_c s
+template <class T>
+void rmsnorm_row_backward(T* dx, Accumulator<T>* dw, const T* dy, const T* x, Accumulator<T> rstd, const T* w,
+                          int64_t C, NormKind kind) {
+  using A = Accumulator<T>;
+  const A one_plus = kind == NormKind::OnePlus ? A(1) : A(0);
+  A gx = 0;
+#pragma omp simd reduction(+ : gx)
+  for (int64_t c = 0; c < C; c++) gx += A(dy[c]) * (one_plus + A(w[c])) * A(x[c]);
+  const A k = gx * rstd * rstd * rstd / A(C);
+#pragma omp simd
+  for (int64_t c = 0; c < C; c++) {
+    const A dyc = A(dy[c]), xc = A(x[c]);
+    dw[c] += dyc * xc * rstd;
+    dx[c] = T(rstd * (dyc * (one_plus + A(w[c]))) - xc * k);
+  }
+}
+
+/// The sum over rows [0, rows) of a vector of `width`, as `body(begin, end, sum)` adds it up for a range of rows.
+/// The ranges depend on the number of rows alone and are added in their order, so that threads change no bit.
+template <class A, class Body>
+std::vector<A> sum_over_rows(int64_t rows, int64_t width, Body&& body) {
+  constexpr int64_t kMinRows = 16, kMaxPieces = 64;
+  const int64_t pieces = std::clamp<int64_t>((rows + kMinRows - 1) / kMinRows, 1, kMaxPieces);
+  std::vector<A> sums(static_cast<size_t>(pieces * width), A(0));
+  parallel_for(pieces, 1, [&](int64_t piece_begin, int64_t piece_end) {
+    for (int64_t p = piece_begin; p < piece_end; p++) {
+      body(p * rows / pieces, (p + 1) * rows / pieces, sums.data() + p * width);
+    }
+  });
+  for (int64_t p = 1; p < pieces; p++) {
+    for (int64_t c = 0; c < width; c++) sums[static_cast<size_t>(c)] += sums[static_cast<size_t>(p * width + c)];
+  }
+  sums.resize(static_cast<size_t>(width));
+  return sums;
+}
+
+}  // namespace detail

@@ -1,0 +1,234 @@
+#include "llama/block.h"
+
+#include <string_view>
+
+#include "layers/gated_act.h"
+#include "layers/linear.h"
+#include "layers/qk_norm.h"
+#include "layers/reduce.h"
+#include "layers/rmsnorm.h"
+#include "layers/rope.h"
+
+namespace {
+
+DType sum_dtype(DType dtype) {
+  return dtype == DType::F64 ? DType::F64 : DType::F32;
+}
+
+/// The first elements of a buffer that was placed for the largest T.
+Tensor first(Tensor buffer, Shape shape) {
+  if (!buffer) return buffer;
+  return buffer.reshaped({buffer.numel()}).rows(0, shape.numel()).reshaped(shape);
+}
+
+/// The saved tensors of a block at the T of this batch.
+BlockActivations at_size(const BlockActivations& a, const ModelConfig& c, int64_t T) {
+  const int64_t C = c.hidden_size, F = c.intermediate_size;
+  BlockActivations v;
+  v.attn_in = first(a.attn_in, {T, C}), v.attn_in_rstd = first(a.attn_in_rstd, {T});
+  v.qkv_raw = first(a.qkv_raw, {T, c.num_heads + 2 * c.num_kv_heads, c.head_dim});
+  if (a.qk_rstd) v.qk_rstd = first(a.qk_rstd, {T, a.qk_rstd.shape[1]});
+  v.qkv = first(a.qkv, {T, c.num_heads + 2 * c.num_kv_heads, c.head_dim});
+  v.attn = first(a.attn, {T, c.num_heads, c.head_dim}), v.lse = first(a.lse, {c.num_heads, T});
+  v.attn_out = first(a.attn_out, {T, C}), v.attn_out_rstd = first(a.attn_out_rstd, {T});
+  v.mid = first(a.mid, {T, C});
+  v.mlp_in = first(a.mlp_in, {T, C}), v.mlp_in_rstd = first(a.mlp_in_rstd, {T});
+  v.gate_up = first(a.gate_up, {T, 2 * F}), v.act = first(a.act, {T, F});
+  v.mlp_out = first(a.mlp_out, {T, C}), v.mlp_out_rstd = first(a.mlp_out_rstd, {T});
+  return v;
+}
+
+BlockScratch at_size(const BlockScratch& s, const ModelConfig& c, int64_t T) {
+  BlockScratch v;
+  v.branch = first(s.branch, {T, c.hidden_size}), v.d_branch = first(s.d_branch, {T, c.hidden_size});
+  v.d_act = first(s.d_act, {T, c.intermediate_size});
+  v.d_attn = first(s.d_attn, {T, c.num_heads, c.head_dim});
+  v.dqkv = first(s.dqkv, {T, c.num_heads + 2 * c.num_kv_heads, c.head_dim});
+  v.attention_workspace = s.attention_workspace;
+  return v;
+}
+
+AttentionShape attention_shape(const ModelConfig& c, int layer) {
+  return {c.num_heads,       c.num_kv_heads,      c.head_dim,
+          c.attention_scale, c.attention_softcap, c.layers[static_cast<size_t>(layer)].window};
+}
+
+QkNormShape qk_norm_shape(const ModelConfig& c) {
+  return {c.num_heads, c.num_kv_heads, c.head_dim, c.qk_norm == QkNorm::PerHead};
+}
+
+GateKind gate_kind(const ModelConfig& c) {
+  return c.activation == Activation::SwiGlu ? GateKind::Silu : GateKind::GeluTanh;
+}
+
+bool interleaved(const RopeConfig& rope) {
+  return rope.pairing == RopePairing::Interleaved;
+}
+
+}  // namespace
+
+BlockParams block_params(const ParamUnit& unit, std::span<const Tensor> views) {
+  const auto find = [&](std::string_view name) {
+    for (size_t i = 0; i < unit.params.size(); i++) {
+      if (unit.params[i].name == name) return views[i];
+    }
+    return Tensor{};
+  };
+  BlockParams p;
+  p.attn_in_norm = find(param_name::kAttnInNorm);
+  p.qkv = find(param_name::kQkv), p.qkv_bias = find(param_name::kQkvBias);
+  p.q_norm = find(param_name::kQNorm), p.k_norm = find(param_name::kKNorm);
+  p.o = find(param_name::kO), p.o_bias = find(param_name::kOBias);
+  p.attn_out_norm = find(param_name::kAttnOutNorm), p.mlp_in_norm = find(param_name::kMlpInNorm);
+  p.gate_up = find(param_name::kGateUp), p.gate_up_bias = find(param_name::kGateUpBias);
+  p.down = find(param_name::kDown), p.down_bias = find(param_name::kDownBias);
+  p.mlp_out_norm = find(param_name::kMlpOutNorm);
+  return p;
+}
+
+BlockActivations place_block_activations(Arena& arena, const ModelConfig& c, DType dtype, int64_t T) {
+  const int64_t C = c.hidden_size, F = c.intermediate_size;
+  const DType sums = sum_dtype(dtype);
+  BlockActivations a;
+  if (!c.norms.attn_in.empty()) {
+    a.attn_in = arena.place(dtype, {T, C}, "attn_in");
+    a.attn_in_rstd = arena.place(sums, {T}, "attn_in_rstd");
+  }
+  if (c.qk_norm != QkNorm::None) {
+    a.qkv_raw = arena.place(dtype, {T, c.qkv_dim()}, "qkv_raw");
+    a.qk_rstd = arena.place(sums, {T, qk_norm_shape(c).num_norms()}, "qk_rstd");
+  }
+  a.qkv = arena.place(dtype, {T, c.qkv_dim()}, "qkv");
+  a.attn = arena.place(dtype, {T, c.q_dim()}, "attn");
+  a.lse = arena.place(sums, {c.num_heads, T}, "lse");
+  if (!c.norms.attn_out.empty()) {
+    a.attn_out = arena.place(dtype, {T, C}, "attn_out");
+    a.attn_out_rstd = arena.place(sums, {T}, "attn_out_rstd");
+  }
+  a.mid = arena.place(dtype, {T, C}, "mid");
+  if (!c.norms.mlp_in.empty()) {
+    a.mlp_in = arena.place(dtype, {T, C}, "mlp_in");
+    a.mlp_in_rstd = arena.place(sums, {T}, "mlp_in_rstd");
+  }
+  a.gate_up = arena.place(dtype, {T, 2 * F}, "gate_up");
+  a.act = arena.place(dtype, {T, F}, "act");
+  if (!c.norms.mlp_out.empty()) {
+    a.mlp_out = arena.place(dtype, {T, C}, "mlp_out");
+    a.mlp_out_rstd = arena.place(sums, {T}, "mlp_out_rstd");
+  }
+  return a;
+}
+
+BlockScratch place_block_scratch(Arena& arena, const ModelConfig& c, DType dtype, int64_t T) {
+  size_t attention_bytes = 0;
+  for (int layer = 0; layer < c.num_layers; layer++) {
+    attention_bytes = std::max(attention_bytes, attention_workspace_bytes(attention_shape(c, layer), dtype, T));
+  }
+  BlockScratch s;
+  s.branch = arena.place(dtype, {T, c.hidden_size}, "branch");
+  s.d_branch = arena.place(dtype, {T, c.hidden_size}, "d_branch");
+  s.d_act = arena.place(dtype, {T, c.intermediate_size}, "d_act");
+  s.d_attn = arena.place(dtype, {T, c.q_dim()}, "d_attn");
+  s.dqkv = arena.place(dtype, {T, c.qkv_dim()}, "dqkv");
+  s.attention_workspace = arena.place(DType::U8, {static_cast<int64_t>(attention_bytes)}, "attention workspace");
+  return s;
+}
+
+void block_forward(Device& device, const ModelConfig& c, int layer, Tensor out, ConstTensor h, const BlockParams& p,
+                   const BlockInputs& in, BlockActivations& saved, BlockScratch& scratch) {
+  const int64_t T = in.T;
+  const BlockActivations a = at_size(saved, c, T);
+  const BlockScratch s = at_size(scratch, c, T);
+  const LayerConfig& lc = c.layers[static_cast<size_t>(layer)];
+
+  // Attention branch
+  ConstTensor attn_in = h;
+  if (p.attn_in_norm) {
+    rmsnorm_forward(device, a.attn_in, a.attn_in_rstd, h, p.attn_in_norm, c.norm_eps, c.norm);
+    attn_in = a.attn_in;
+  }
+  const bool has_qk_norm = c.qk_norm != QkNorm::None;
+  const Tensor projected = has_qk_norm ? a.qkv_raw : a.qkv;
+  linear_forward(device, projected.reshaped({T, c.qkv_dim()}), attn_in, p.qkv, p.qkv_bias);
+  if (has_qk_norm) {
+    qk_norm_forward(device, a.qkv, a.qk_rstd, a.qkv_raw, p.q_norm, p.k_norm, qk_norm_shape(c), c.norm_eps, c.norm);
+  }
+  if (lc.rope >= 0) {
+    const auto& rope = in.ropes[static_cast<size_t>(lc.rope)];
+    rope_forward(device, a.qkv, rope.cos, rope.sin, c.num_heads + c.num_kv_heads,
+                 interleaved(c.ropes[static_cast<size_t>(lc.rope)]));
+  }
+  attention_forward(device, a.attn, a.lse, a.qkv, in.cu_seqlens, attention_shape(c, layer), s.attention_workspace);
+  const Tensor attn_out = p.attn_out_norm ? a.attn_out : s.branch;
+  linear_forward(device, attn_out, a.attn.reshaped({T, c.q_dim()}), p.o, p.o_bias);
+  if (p.attn_out_norm) {
+    rmsnorm_forward(device, s.branch, a.attn_out_rstd, attn_out, p.attn_out_norm, c.norm_eps, c.norm);
+  }
+  residual_add(device, a.mid, h, s.branch);
+
+  // MLP branch
+  ConstTensor mlp_in = a.mid;
+  if (p.mlp_in_norm) {
+    rmsnorm_forward(device, a.mlp_in, a.mlp_in_rstd, a.mid, p.mlp_in_norm, c.norm_eps, c.norm);
+    mlp_in = a.mlp_in;
+  }
+  linear_forward(device, a.gate_up, mlp_in, p.gate_up, p.gate_up_bias);
+  gated_act_forward(device, a.act, a.gate_up, gate_kind(c));
+  const Tensor mlp_out = p.mlp_out_norm ? a.mlp_out : s.branch;
+  linear_forward(device, mlp_out, a.act, p.down, p.down_bias);
+  if (p.mlp_out_norm) {
+    rmsnorm_forward(device, s.branch, a.mlp_out_rstd, mlp_out, p.mlp_out_norm, c.norm_eps, c.norm);
+  }
+  residual_add(device, out, a.mid, s.branch);
+}
+
+void block_backward(Device& device, const ModelConfig& c, int layer, Tensor dh, ConstTensor h, const BlockParams& p,
+                    const BlockParams& g, const BlockInputs& in, BlockActivations& saved, BlockScratch& scratch) {
+  const int64_t T = in.T;
+  const BlockActivations a = at_size(saved, c, T);
+  const BlockScratch s = at_size(scratch, c, T);
+  const LayerConfig& lc = c.layers[static_cast<size_t>(layer)];
+
+  // out = mid + mlp_out_norm(mlp_out): dh reaches both mid and the branch
+  ConstTensor d_mlp_out = dh;
+  if (p.mlp_out_norm) {
+    rmsnorm_backward(device, s.d_branch, g.mlp_out_norm, dh, a.mlp_out, a.mlp_out_rstd, p.mlp_out_norm, c.norm);
+    d_mlp_out = s.d_branch;
+  }
+  // mlp_out = act W_down^T + b,  act = gated_act(gate_up),  gate_up = mlp_in W_gate_up^T + b
+  linear_backward(device, s.d_act, g.down, g.down_bias, d_mlp_out, a.act, p.down);
+  gated_act_backward(device, a.gate_up, s.d_act, a.gate_up, gate_kind(c));  // a.gate_up now holds its gradient
+  const ConstTensor mlp_in = p.mlp_in_norm ? a.mlp_in : a.mid;
+  linear_backward(device, s.branch, g.gate_up, g.gate_up_bias, a.gate_up, mlp_in, p.gate_up);
+  if (p.mlp_in_norm) {
+    rmsnorm_backward(device, s.branch, g.mlp_in_norm, s.branch, a.mid, a.mlp_in_rstd, p.mlp_in_norm, c.norm);
+  }
+  residual_add(device, dh, dh, s.branch);
+
+  // mid = h + attn_out_norm(attn_out)
+  ConstTensor d_attn_out = dh;
+  if (p.attn_out_norm) {
+    rmsnorm_backward(device, s.d_branch, g.attn_out_norm, dh, a.attn_out, a.attn_out_rstd, p.attn_out_norm, c.norm);
+    d_attn_out = s.d_branch;
+  }
+  // attn_out = attn W_o^T + b,  attn = attention(rope(qk_norm(qkv_raw)))
+  linear_backward(device, s.d_attn.reshaped({T, c.q_dim()}), g.o, g.o_bias, d_attn_out, a.attn.reshaped({T, c.q_dim()}),
+                  p.o);
+  attention_backward(device, s.dqkv, s.d_attn, a.qkv, a.attn, a.lse, in.cu_seqlens, attention_shape(c, layer),
+                     s.attention_workspace);
+  if (lc.rope >= 0) {
+    const auto& rope = in.ropes[static_cast<size_t>(lc.rope)];
+    rope_backward(device, s.dqkv, rope.cos, rope.sin, c.num_heads + c.num_kv_heads,
+                  interleaved(c.ropes[static_cast<size_t>(lc.rope)]));
+  }
+  if (c.qk_norm != QkNorm::None) {
+    qk_norm_backward(device, s.dqkv, g.q_norm, g.k_norm, s.dqkv, a.qkv_raw, a.qk_rstd, p.q_norm, p.k_norm,
+                     qk_norm_shape(c), c.norm);
+  }
+  const ConstTensor attn_in = p.attn_in_norm ? ConstTensor(a.attn_in) : h;
+  linear_backward(device, s.branch, g.qkv, g.qkv_bias, s.dqkv.reshaped({T, c.qkv_dim()}), attn_in, p.qkv);
+  if (p.attn_in_norm) {
+    rmsnorm_backward(device, s.branch, g.attn_in_norm, s.branch, h, a.attn_in_rstd, p.attn_in_norm, c.norm);
+  }
+  residual_add(device, dh, dh, s.branch);
+}

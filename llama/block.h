@@ -1,0 +1,73 @@
+// One transformer block, forward and backward, for every supported family:
+//
+//   a = attn_in_norm(h)          (h itself without such a norm)
+//   qkv = a W_qkv^T + b;         q, k = qk_norm(q, k);  q, k = rope(q, k)
+//   h' = h + attn_out_norm(attention(q, k, v) W_o^T + b)
+//   m = mlp_in_norm(h')
+//   out = h' + mlp_out_norm(gated_act(m W_gate_up^T + b) W_down^T + b)
+//
+// Letters: T tokens, C width, NH / NKV heads, HD head width, F MLP width.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "layers/attention.h"
+#include "layers/core/arena.h"
+#include "llama/config.h"
+#include "llama/params.h"
+
+/// The weights (or their gradients) of a block by role; null where the model has none.
+struct BlockParams {
+  Tensor attn_in_norm, qkv, qkv_bias, q_norm, k_norm, o, o_bias, attn_out_norm;
+  Tensor mlp_in_norm, gate_up, gate_up_bias, down, down_bias, mlp_out_norm;
+};
+
+/// Finds them among the views of a unit.
+BlockParams block_params(const ParamUnit& unit, std::span<const Tensor> views);
+
+/// What the forward saves for the backward. Sizes are for the largest T; every call uses the first T tokens.
+struct BlockActivations {
+  Tensor attn_in, attn_in_rstd;    // (T, C), (T): the normed input; the block's input itself when there is no norm
+  Tensor qkv_raw, qk_rstd;         // (T, QKV), (T, norms): before qk_norm; only with qk_norm
+  Tensor qkv;                      // (T, QKV): what attention saw
+  Tensor attn, lse;                // (T, NH * HD), (NH, T)
+  Tensor attn_out, attn_out_rstd;  // (T, C), (T): before the output norm; only with one
+  Tensor mid;                      // (T, C): h'
+  Tensor mlp_in, mlp_in_rstd;      // (T, C), (T)
+  Tensor gate_up, act;             // (T, 2F), (T, F)
+  Tensor mlp_out, mlp_out_rstd;    // (T, C), (T)
+};
+
+/// Buffers that no call leaves anything in; shared by all blocks.
+struct BlockScratch {
+  Tensor branch;               // (T, C): forward: a branch before it is added; backward: its gradient
+  Tensor d_branch;             // (T, C)
+  Tensor d_act;                // (T, F)
+  Tensor d_attn;               // (T, NH * HD)
+  Tensor dqkv;                 // (T, QKV)
+  Tensor attention_workspace;  // bytes
+};
+
+BlockActivations place_block_activations(Arena& arena, const ModelConfig& config, DType dtype, int64_t T);
+BlockScratch place_block_scratch(Arena& arena, const ModelConfig& config, DType dtype, int64_t T);
+
+/// What the batch brings to every block.
+struct BlockInputs {
+  int64_t T = 0;
+  std::span<const int64_t> cu_seqlens;  ///< host
+  struct Rope {
+    Tensor cos, sin;  // (T, r/2)
+  };
+  std::vector<Rope> ropes;  ///< one for each of ModelConfig::ropes
+};
+
+/// out (T, C) <- h (T, C). out and h differ.
+void block_forward(Device& device, const ModelConfig& config, int layer, Tensor out, ConstTensor h,
+                   const BlockParams& params, const BlockInputs& inputs, BlockActivations& saved,
+                   BlockScratch& scratch);
+
+/// dh (T, C): in, the gradient of out; out, the gradient of h. Parameter gradients +=. saved.gate_up is overwritten.
+void block_backward(Device& device, const ModelConfig& config, int layer, Tensor dh, ConstTensor h,
+                    const BlockParams& params, const BlockParams& grads, const BlockInputs& inputs,
+                    BlockActivations& saved, BlockScratch& scratch);

@@ -1,0 +1,15 @@
+// Model flops: the multiplications and additions that the mathematics asks for, forward and backward, so that MFU
+// compares runs honestly. Padding, recomputation and masked blocks count nothing.
+#pragma once
+
+#include "data/batch.h"
+#include "llama/config.h"
+
+/// Pairs (i, j) with j visible to i, over the documents of the batch; window 0 = all.
+double visible_pairs(const Batch& batch, int64_t window);
+
+/// Flops of one training step on `batch`, forward and backward:
+///   6 P per token:  P = weights that multiply a token: qkv, o, gate, up and down of every block; a lookup is free
+///   6 C V per token with a target: the head, tied or not (rows without a target are left out of it)
+///   12 NH HD per visible pair and layer: q.k and p.v forward, twice that backward
+double batch_flops(const ModelConfig& model, const Batch& batch);

@@ -1,0 +1,26 @@
+#include "llama/gemm_peak.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "layers/core/arena.h"
+#include "layers/linear.h"
+
+double measure_gemm_peak(Device& device) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int64_t kSize = 1024;
+  constexpr int kTries = 6;
+  constexpr double kFlops = 2.0 * kSize * kSize * kSize;
+  const auto place = [&](Arena& arena, const char* name) { return arena.place(DType::F32, {kSize, kSize}, name); };
+  Arena arena(device, 3 * kSize * kSize * sizeof(float) + 3 * Arena::kAlignment);
+  const Tensor x = place(arena, "x"), w = place(arena, "w"), y = place(arena, "y");
+  double best = 0;
+  for (int i = 0; i < kTries; i++) {
+    const auto start = Clock::now();
+    linear_forward(device, y, x, w, {});
+    device.synchronize();
+    best = std::max(best, kFlops / std::chrono::duration<double>(Clock::now() - start).count());
+  }
+  return best;
+}

@@ -1,0 +1,175 @@
+#include "llama/model.h"
+
+#include <algorithm>
+
+#include "layers/embedding.h"
+#include "layers/loss.h"
+#include "layers/rmsnorm.h"
+#include "layers/rope.h"
+
+namespace {
+
+/// Tokens of the longest document; padding, whose positions go on, does not count.
+int64_t longest_document(const Batch& batch) {
+  int64_t longest = 0;
+  for (size_t t = 0; t < batch.positions.size(); t++) {
+    if (batch.document_ids[t] >= 0) longest = std::max<int64_t>(longest, batch.positions[t] + 1);
+  }
+  return longest;
+}
+
+}  // namespace
+
+std::vector<UnitSpec> unit_specs(const std::vector<ParamUnit>& units) {
+  std::vector<UnitSpec> specs;
+  for (const ParamUnit& unit : units) {
+    UnitSpec spec{unit.name, {}};
+    for (const ParamSpec& param : unit.params) spec.tensors.push_back({param.name, param.shape});
+    specs.push_back(std::move(spec));
+  }
+  return specs;
+}
+
+Llama::Llama(Arena& arena, const ModelConfig& config, const ModelOptions& options, Device& device)
+    : config_(config), options_(options), device_(device), units_(param_units(config)) {
+  const int64_t T = options.max_tokens, C = config.hidden_size;
+  const DType dtype = options.dtype, sums = dtype == DType::F64 ? DType::F64 : DType::F32;
+  const size_t L = static_cast<size_t>(config.num_layers);
+
+  arena.begin_section("batch");
+  tokens_ = arena.place(DType::I32, {T}, "tokens");
+  targets_ = arena.place(DType::I32, {T}, "targets");
+  positions_ = arena.place(DType::I32, {T}, "positions");
+  for (const RopeConfig& rope : config.ropes) {
+    const int64_t half = rope.rotary_dim / 2;
+    inv_freq_.push_back(arena.place(DType::F32, {half}, "inv_freq"));
+    ropes_.push_back({arena.place(sums, {T, half}, "rope cos"), arena.place(sums, {T, half}, "rope sin")});
+  }
+  inv_freq_seqlen_.assign(config.ropes.size(), 0);
+  attention_factor_.assign(config.ropes.size(), 1.0);
+
+  arena.begin_section(options.recompute_blocks ? "block inputs (all else is recomputed)" : "block inputs");
+  for (size_t l = 0; l <= L; l++) h_.push_back(arena.place(dtype, {T, C}, "h"));
+  arena.begin_section(options.recompute_blocks ? "activations of one block" : "activations of all blocks");
+  for (size_t l = 0; l < (options.recompute_blocks ? 1 : L); l++) {
+    saved_.push_back(place_block_activations(arena, config, dtype, T));
+  }
+  arena.begin_section("head");
+  x_ = arena.place(dtype, {T, C}, "final norm");
+  x_rstd_ = arena.place(sums, {T}, "final norm rstd");
+  dh_ = arena.place(dtype, {T, C}, "dh");
+
+  // The head runs when no block does: their buffers overlap.
+  const size_t shared = arena.mark();
+  arena.begin_section("scratch of a block");
+  scratch_ = place_block_scratch(arena, config, dtype, T);
+  const size_t block_end = arena.mark();
+  arena.rewind(shared);
+  arena.begin_section("scratch of the loss (shares the block's)");
+  const LossShape loss{config.final_softcap, options.loss_tile_tokens};
+  loss_workspace_ = arena.place(
+      DType::U8, {static_cast<int64_t>(loss_workspace_bytes(loss, dtype, T, C, config.vocab_size))}, "loss workspace");
+  if (arena.mark() < block_end) arena.rewind(block_end);
+}
+
+Tensor Llama::at_tokens(Tensor buffer) const {
+  return buffer.rows(0, inputs_.T);
+}
+
+void Llama::load_batch(const Batch& batch) {
+  const int64_t T = batch.size();
+  CHECK(T > 0 && T <= options_.max_tokens, "a batch of {} tokens does not fit the plan's {}", T, options_.max_tokens);
+  const auto copy = [&](Tensor to, const std::vector<int32_t>& from) {
+    CHECK(static_cast<int64_t>(from.size()) == T, "the batch has {} {}, expected {}", from.size(), to.name, T);
+    device_.copy_from_host(to.data, from.data(), from.size() * sizeof(int32_t));
+  };
+  copy(tokens_, batch.tokens), copy(targets_, batch.targets), copy(positions_, batch.positions);
+  inputs_.T = T;
+  inputs_.cu_seqlens = batch.cu_seqlens;
+  inputs_.ropes.clear();
+  const int64_t seqlen = longest_document(batch);
+  for (size_t i = 0; i < config_.ropes.size(); i++) {
+    const RopeConfig& rope = config_.ropes[i];
+    if (inv_freq_seqlen_[i] == 0 || (rope.depends_on_length() && inv_freq_seqlen_[i] != seqlen)) {
+      const RopeTable table = make_rope_table(rope, seqlen);
+      device_.copy_from_host(inv_freq_[i].data, table.inv_freq.data(), table.inv_freq.size() * sizeof(float));
+      attention_factor_[i] = table.attention_factor;
+      inv_freq_seqlen_[i] = std::max<int64_t>(seqlen, 1);
+    }
+    inputs_.ropes.push_back({at_tokens(ropes_[i].cos), at_tokens(ropes_[i].sin)});
+    rope_table(device_, inputs_.ropes[i].cos, inputs_.ropes[i].sin, at_tokens(positions_), inv_freq_[i],
+               attention_factor_[i]);
+  }
+}
+
+Tensor Llama::head_weight(ParamStore& params) {
+  return config_.tie_word_embeddings ? params.use(0).at(0) : params.use(head_unit()).at(1);
+}
+
+Tensor Llama::head_grad(ParamStore& params) {
+  return config_.tie_word_embeddings ? params.grads(0).at(0) : params.grads(head_unit()).at(1);
+}
+
+void Llama::forward(const Batch& batch, ParamStore& params) {
+  load_batch(batch);
+  params.gather(0);
+  params.gather(1);
+  embedding_forward(device_, at_tokens(h_[0]), at_tokens(tokens_), params.use(0).at(0), config_.embed_scale);
+  params.release(0);
+  for (int l = 0; l < config_.num_layers; l++) {
+    const size_t i = static_cast<size_t>(l), unit = i + 1;
+    params.gather(unit + 1);
+    const BlockParams p = block_params(units_[unit], params.use(unit));
+    block_forward(device_, config_, l, at_tokens(h_[i + 1]), at_tokens(h_[i]), p, inputs_,
+                  saved_[options_.recompute_blocks ? 0 : i], scratch_);
+    params.release(unit);
+  }
+  rmsnorm_forward(device_, at_tokens(x_), x_rstd_.rows(0, inputs_.T), at_tokens(h_.back()),
+                  params.use(head_unit()).at(0), config_.norm_eps, config_.norm);
+  params.release(head_unit());
+}
+
+double Llama::backward(const Batch& batch, ParamStore& params, double grad_scale, Tensor logits) {
+  CHECK(inputs_.T == batch.size(), "backward() of a batch of {} tokens after forward() of one of {}", batch.size(),
+        inputs_.T);
+  const LossShape loss{config_.final_softcap, options_.loss_tile_tokens};
+  const Tensor dh = at_tokens(dh_);
+  params.gather(0);
+  params.gather(head_unit());
+  const double nll = loss_forward_backward(device_, dh, head_grad(params), at_tokens(x_), head_weight(params),
+                                           at_tokens(targets_), grad_scale, loss, loss_workspace_, logits);
+  rmsnorm_backward(device_, dh, params.grads(head_unit()).at(0), dh, at_tokens(h_.back()), x_rstd_.rows(0, inputs_.T),
+                   params.use(head_unit()).at(0), config_.norm);
+  params.release(head_unit());
+  params.reduce(head_unit());
+  params.gather(static_cast<size_t>(config_.num_layers));
+  for (int l = static_cast<int>(config_.num_layers) - 1; l >= 0; l--) {
+    const size_t i = static_cast<size_t>(l), unit = i + 1;
+    if (l > 0) params.gather(unit - 1);
+    const BlockParams p = block_params(units_[unit], params.use(unit));
+    const BlockParams g = block_params(units_[unit], params.grads(unit));
+    BlockActivations& saved = saved_[options_.recompute_blocks ? 0 : i];
+    if (options_.recompute_blocks) {
+      block_forward(device_, config_, l, at_tokens(h_[i + 1]), at_tokens(h_[i]), p, inputs_, saved, scratch_);
+    }
+    block_backward(device_, config_, l, dh, at_tokens(h_[i]), p, g, inputs_, saved, scratch_);
+    params.release(unit);
+    params.reduce(unit);
+  }
+  embedding_backward(device_, params.grads(0).at(0), dh, at_tokens(tokens_), config_.embed_scale, config_.pad_token_id);
+  params.release(0);
+  params.reduce(0);
+  return nll;
+}
+
+double Llama::evaluate(const Batch& batch, ParamStore& params, Tensor logits) {
+  forward(batch, params);
+  params.gather(0);
+  params.gather(head_unit());
+  const LossShape loss{config_.final_softcap, options_.loss_tile_tokens};
+  const double nll =
+      loss_forward(device_, at_tokens(x_), head_weight(params), at_tokens(targets_), loss, loss_workspace_, logits);
+  params.release(0);
+  params.release(head_unit());
+  return nll;
+}

@@ -1,0 +1,64 @@
+// Llama: the whole decoder, forward and backward, on one arena. The name is historical: every supported family runs
+// here.
+//
+//   h_0 = embed_scale * embed(tokens);  h_{l+1} = block_l(h_l);  x = final_norm(h_L);  logits = lm_head(x)
+#pragma once
+
+#include <vector>
+
+#include "comm/param_store.h"
+#include "data/batch.h"
+#include "llama/block.h"
+
+struct ModelOptions {
+  DType dtype = DType::F32;
+  int64_t max_tokens = 0;  ///< T of the largest batch
+  int64_t loss_tile_tokens = 1024;
+  bool recompute_blocks = false;  ///< keep only each block's input, run its forward again in the backward: same bits
+};
+
+class Llama {
+ public:
+  Llama(Arena& arena, const ModelConfig& config, const ModelOptions& options, Device& device);
+
+  /// Up to the final norm; saves what the backward needs.
+  void forward(const Batch& batch, ParamStore& params);
+
+  /// After forward() of the same batch. Adds the gradients of grad_scale * sum(nll) to the store, returns sum(nll).
+  /// `logits` (T, V) receives what the cross-entropy saw, unless null.
+  double backward(const Batch& batch, ParamStore& params, double grad_scale, Tensor logits = {});
+
+  /// forward() and the sum of nll, without gradients.
+  double evaluate(const Batch& batch, ParamStore& params, Tensor logits = {});
+
+  const ModelConfig& config() const { return config_; }
+  const std::vector<ParamUnit>& units() const { return units_; }
+
+ private:
+  void load_batch(const Batch& batch);
+  /// The weight that makes the logits, and its gradient: lm_head, or the embedding when tied.
+  Tensor head_weight(ParamStore& params);
+  Tensor head_grad(ParamStore& params);
+  size_t head_unit() const { return units_.size() - 1; }
+  Tensor at_tokens(Tensor buffer) const;  ///< the first T of (max_tokens, ...)
+
+  const ModelConfig& config_;
+  ModelOptions options_;
+  Device& device_;
+  std::vector<ParamUnit> units_;
+
+  Tensor tokens_, targets_, positions_;   // (T) I32
+  std::vector<Tensor> inv_freq_;          // (r/2) F32, one a rope
+  std::vector<int64_t> inv_freq_seqlen_;  // the longest document it was made for; 0 = not yet
+  std::vector<double> attention_factor_;  // one a rope
+  BlockInputs inputs_;                    // of the current batch
+  std::vector<BlockInputs::Rope> ropes_;  // (max_tokens, r/2)
+  std::vector<Tensor> h_;                 // L + 1 of (T, C): the residual stream
+  std::vector<BlockActivations> saved_;   // L, or 1 with recompute
+  BlockScratch scratch_;
+  Tensor x_, x_rstd_, dh_;  // (T, C), (T), (T, C)
+  Tensor loss_workspace_;
+};
+
+/// The units of a model as the store wants them.
+std::vector<UnitSpec> unit_specs(const std::vector<ParamUnit>& units);

@@ -1,0 +1,63 @@
+#include "llama/plan.h"
+
+#include <algorithm>
+
+namespace {
+
+constexpr int64_t kLossTileBytes = int64_t{32} << 20;  // of fp32 logits: a few tiles fit the last-level cache
+constexpr int64_t kLossTileGranule = 64;
+
+int64_t default_loss_tile(int64_t T, int64_t V) {
+  const int64_t rows = kLossTileBytes / (V * static_cast<int64_t>(sizeof(float)));
+  return std::min(T, std::max(kLossTileGranule, rows / kLossTileGranule * kLossTileGranule));
+}
+
+void measure(Arena& arena, const RunConfig& run, const ModelConfig& model) {
+  Device device = Device::cpu();
+  TrainState(arena, run, model, model_options(run, model), device);
+}
+
+}  // namespace
+
+TrainState::TrainState(Arena& arena, const RunConfig& run, const ModelConfig& model, const ModelOptions& options,
+                       Device& device)
+    : units(param_units(model)),
+      params(arena, unit_specs(units), options.dtype, device),
+      adamw(arena, params, units, run.optimizer),
+      llama(arena, model, options, device) {}
+
+ModelOptions model_options(const RunConfig& run, const ModelConfig& model) {
+  ModelOptions options;
+  options.max_tokens = run.batch.micro_batch_size * run.data.seq_len;
+  options.loss_tile_tokens = run.memory.loss_tile_tokens > 0 ? std::min(run.memory.loss_tile_tokens, options.max_tokens)
+                                                             : default_loss_tile(options.max_tokens, model.vocab_size);
+  options.recompute_blocks = run.memory.recompute == "block";
+  return options;
+}
+
+MemoryPlan plan_memory(const RunConfig& run, const ModelConfig& model) {
+  Arena arena;
+  measure(arena, run, model);
+  MemoryPlan plan;
+  plan.arena_bytes = arena.peak_bytes();
+  for (const Arena::Entry& entry : arena.entries()) {
+    const auto same = std::find_if(plan.rows.begin(), plan.rows.end(), [&](const MemoryPlan::Row& row) {
+      return row.section == entry.section && row.name == entry.name && row.shape == entry.shape.str();
+    });
+    MemoryPlan::Row& row = same != plan.rows.end() ? *same : plan.rows.emplace_back();
+    row.section = entry.section, row.name = entry.name, row.shape = entry.shape.str(), row.dtype = entry.dtype;
+    row.count++;
+    row.size_bytes += entry.size_bytes;
+  }
+  return plan;
+}
+
+std::vector<RecomputeChoice> recompute_choices(const RunConfig& run, const ModelConfig& model) {
+  std::vector<RecomputeChoice> choices;
+  for (const char* recompute : {"none", "block"}) {
+    RunConfig other = run;
+    other.memory.recompute = recompute;
+    choices.push_back({recompute, plan_memory(other, model).arena_bytes});
+  }
+  return choices;
+}

@@ -1,0 +1,45 @@
+// The memory plan: what a run will allocate, made by the very constructors that allocate it, on an arena that only
+// measures. Needs no GPU and no weights.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "llama/model.h"
+#include "llama/optimizer.h"
+#include "llama/run_config.h"
+
+/// Parameters, optimizer and model of a run, on one arena.
+struct TrainState {
+  std::vector<ParamUnit> units;
+  ParamStore params;
+  AdamW adamw;
+  Llama llama;
+
+  TrainState(Arena& arena, const RunConfig& run, const ModelConfig& model, const ModelOptions& options, Device& device);
+};
+
+/// Sizes that follow from the options: tokens of a micro-batch, tile of the loss.
+ModelOptions model_options(const RunConfig& run, const ModelConfig& model);
+
+struct MemoryPlan {
+  struct Row {
+    std::string section, name, shape;
+    DType dtype = DType::F32;
+    int64_t count = 0;      ///< tensors of this name and shape
+    size_t size_bytes = 0;  ///< of all of them
+  };
+  std::vector<Row> rows;
+  size_t arena_bytes = 0;  ///< the one allocation
+  size_t host_bytes = 0;   ///< beside it: the program, its libraries, GEMM packing buffers
+  size_t total_bytes() const { return arena_bytes + host_bytes; }
+};
+
+MemoryPlan plan_memory(const RunConfig& run, const ModelConfig& model);
+
+/// The arena with memory.recompute none and block: what the choice costs.
+struct RecomputeChoice {
+  std::string recompute;
+  size_t arena_bytes = 0;
+};
+std::vector<RecomputeChoice> recompute_choices(const RunConfig& run, const ModelConfig& model);

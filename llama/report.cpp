@@ -1,0 +1,129 @@
+#include "llama/report.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+
+namespace {
+
+/// Parts of the model that a person thinks in.
+std::string part_of(const std::string& param) {
+  if (param == param_name::kEmbedding) return "embedding";
+  if (param == param_name::kLmHead) return "lm_head";
+  if (param.starts_with("qkv_proj") || param.starts_with("o_proj")) return "attention";
+  if (param.starts_with("gate_up_proj") || param.starts_with("down_proj")) return "MLP";
+  return "norms";
+}
+
+std::string percent(double part, double whole) {
+  return fmt::format("{:.1f}%", whole > 0 ? 100 * part / whole : 0);
+}
+
+}  // namespace
+
+void report_model(Console& console, const ModelConfig& model, const std::vector<ParamUnit>& units) {
+  std::map<std::string, int64_t> parts;
+  int64_t total = 0;
+  for (const ParamUnit& unit : units) {
+    for (const ParamSpec& param : unit.params) {
+      parts[part_of(param.name)] += param.shape.numel();
+      total += param.shape.numel();
+    }
+  }
+  console.heading("Model");
+  console.info("{}: {} layers, width {}, {} heads of {}, {} kv heads, MLP {}, vocabulary {}{}", model.architecture,
+               model.num_layers, model.hidden_size, model.num_heads, model.head_dim, model.num_kv_heads,
+               model.intermediate_size, model.vocab_size, model.tie_word_embeddings ? ", tied embeddings" : "");
+  Table table({{"part"}, {"parameters", Table::Align::Right}, {"share", Table::Align::Right}});
+  for (const char* part : {"embedding", "attention", "MLP", "norms", "lm_head"}) {
+    if (!parts.count(part)) continue;
+    table.row(
+        {part, std::to_string(parts[part]), percent(static_cast<double>(parts[part]), static_cast<double>(total))});
+  }
+  table.rule();
+  table.row({"total", std::to_string(total), format_count(static_cast<double>(total))});
+  console.table(table);
+}
+
+IndexProgress report_indexing(Console& console) {
+  struct Bar {
+    std::string label;
+    std::optional<Progress> progress;
+  };
+  return [&console, bar = std::make_shared<Bar>()](int64_t done, int64_t total, const std::string& label) {
+    if (!bar->progress || bar->label != label) {
+      bar->label = label;
+      bar->progress.emplace(console, label, total, Progress::Unit::Bytes);
+    }
+    bar->progress->update(done);
+    if (done >= total) {
+      bar->progress->finish(done);
+      bar->progress.reset();
+    }
+  };
+}
+
+void report_changes(Console& console, const nlohmann::json& saved, const nlohmann::json& now) {
+  const nlohmann::json before = saved.flatten(), after = now.flatten();
+  std::vector<std::string> lines;
+  for (const auto& [pointer, value] : after.items()) {
+    if (pointer.starts_with("/checkpoint") || pointer.starts_with("/log") || pointer.starts_with("/debug")) continue;
+    const nlohmann::json old = before.contains(pointer) ? before.at(pointer) : nlohmann::json();
+    std::string key = pointer.substr(1);
+    std::replace(key.begin(), key.end(), '/', '.');
+    if (old != value)
+      lines.push_back(fmt::format("{} was {} when the checkpoint was saved, now {}", key, old.dump(), value.dump()));
+  }
+  for (const std::string& line : lines) console.warning("{}", line);
+}
+
+void report_data(Console& console, const char* what, const DataSummary& s) {
+  console.heading(what);
+  Table table({{"source"},
+               {"weight", Table::Align::Right},
+               {"files", Table::Align::Right},
+               {"documents", Table::Align::Right},
+               {"tokens", Table::Align::Right},
+               {"size", Table::Align::Right}});
+  for (const SourceSummary& source : s.sources) {
+    table.row({source.path, fmt::format("{:g}", source.weight), std::to_string(source.num_files),
+               std::to_string(source.num_documents), std::to_string(source.num_tokens),
+               format_bytes(static_cast<double>(source.size_bytes))});
+  }
+  console.table(table);
+  console.info("{} documents, {} tokens ({} with loss), the longest has {}", s.num_documents, s.num_tokens,
+               percent(static_cast<double>(s.num_loss_tokens), static_cast<double>(s.num_tokens)), s.longest_document);
+  console.info("first epoch: {} rows, packing efficiency {:.1f}%", s.first_epoch.num_rows, 100 * s.packing_efficiency);
+  for (const std::string& notice : s.notices) console.info("{}", notice);
+}
+
+void report_steps(Console& console, const RunConfig& run, Loader& train, int64_t total_steps, int64_t total_rows) {
+  const double epochs = static_cast<double>(total_rows) / static_cast<double>(train.rows_in_epoch(0));
+  console.heading("Steps");
+  console.info(
+      "{} steps of {} rows x {} tokens ({} tokens a step), {} rows = {:.2f} epochs; micro-batch {}, "
+      "accumulation {}",
+      total_steps, run.batch.global_batch_size, run.data.seq_len, run.batch.global_batch_size * run.data.seq_len,
+      total_rows, epochs, run.batch.micro_batch_size, run.batch.global_batch_size / run.batch.micro_batch_size);
+}
+
+void report_memory(Console& console, const MemoryPlan& plan, const std::vector<RecomputeChoice>& choices,
+                   const RunConfig& run) {
+  console.heading("Memory plan (MiB)");
+  const auto mib = [](size_t bytes) { return fmt::format("{:.2f}", static_cast<double>(bytes) / (1 << 20)); };
+  Table table(
+      {{"section"}, {"tensor"}, {"count", Table::Align::Right}, {"shape"}, {"dtype"}, {"MiB", Table::Align::Right}});
+  for (const MemoryPlan::Row& row : plan.rows) {
+    table.row({row.section, row.name, std::to_string(row.count), row.shape, name_of(row.dtype), mib(row.size_bytes)});
+  }
+  table.rule();
+  table.row({"arena (with sharing)", "", "", "", "", mib(plan.arena_bytes)});
+  table.row({"program and libraries", "", "", "", "", mib(plan.host_bytes)});
+  table.row({"total", "", "", "", "", mib(plan.total_bytes())});
+  console.table(table);
+  for (const RecomputeChoice& choice : choices) {
+    console.info("memory.recompute {:<5} {} MiB{}", choice.recompute, mib(choice.arena_bytes + plan.host_bytes),
+                 choice.recompute == run.memory.recompute ? "   <- this run" : "");
+  }
+}

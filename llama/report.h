@@ -1,0 +1,20 @@
+// What is said before training starts: the run, the model, the data, the memory.
+#pragma once
+
+#include "data/loader.h"
+#include "layers/core/log.h"
+#include "llama/plan.h"
+
+void report_model(Console& console, const ModelConfig& model, const std::vector<ParamUnit>& units);
+/// Shows a bar for each file that a loader indexes.
+IndexProgress report_indexing(Console& console);
+void report_data(Console& console, const char* what, const DataSummary& summary);
+
+/// What differs between the run that saved a checkpoint and the one that goes on from it, a line an option.
+void report_changes(Console& console, const nlohmann::json& saved, const nlohmann::json& now);
+
+/// Rows, tokens and steps of the run.
+void report_steps(Console& console, const RunConfig& run, Loader& train, int64_t total_steps, int64_t total_rows);
+
+void report_memory(Console& console, const MemoryPlan& plan, const std::vector<RecomputeChoice>& choices,
+                   const RunConfig& run);

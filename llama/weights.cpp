@@ -1,0 +1,159 @@
+#include "llama/weights.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "layers/core/parallel.h"
+#include "layers/core/rng.h"
+
+namespace {
+
+constexpr const char* kEmbeddingOnDisk = "model.embed_tokens.weight";
+constexpr const char* kHeadOnDisk = "lm_head.weight";
+constexpr int64_t kChunk = int64_t{1} << 22;  // elements read at a time
+
+/// At most eight names, and how many more there are.
+std::string short_list(const std::vector<std::string>& names) {
+  const size_t shown = std::min<size_t>(names.size(), 8);
+  std::string text = fmt::format("{}", fmt::join(names.begin(), names.begin() + static_cast<int64_t>(shown), ", "));
+  if (shown < names.size()) text += fmt::format(" and {} more", names.size() - shown);
+  return text;
+}
+
+std::vector<int64_t> dims_of(const Shape& shape) {
+  return {shape.begin(), shape.end()};
+}
+
+/// The name under which a tensor is read: a tied embedding may be stored as lm_head.weight alone.
+std::string name_in(const SafetensorsDirectory& directory, const ModelConfig& config, const std::string& hf_name) {
+  const bool only_head = config.tie_word_embeddings && hf_name == kEmbeddingOnDisk && !directory.contains(hf_name) &&
+                         directory.contains(kHeadOnDisk);
+  return only_head ? kHeadOnDisk : hf_name;
+}
+
+void check_tensors(const ModelConfig& config, const std::vector<ParamUnit>& units,
+                   const SafetensorsDirectory& directory) {
+  std::set<std::string> known;
+  std::vector<std::string> missing, wrong, extra;
+  for (const ParamUnit& unit : units) {
+    for (const ParamSpec& param : unit.params) {
+      for (const DiskTensor& disk : param.disk) {
+        const std::string name = name_in(directory, config, disk.hf_name);
+        known.insert(name);
+        if (!directory.contains(name)) {
+          missing.push_back(name);
+        } else if (directory.info(name).shape != dims_of(disk.shape)) {
+          wrong.push_back(fmt::format("{} is ({}), expected {}", name, fmt::join(directory.info(name).shape, ", "),
+                                      disk.shape.str()));
+        }
+      }
+    }
+  }
+  for (const std::string& name : directory.names()) {
+    if (!known.count(name) && !is_harmless_extra_tensor(config, name)) extra.push_back(name);
+  }
+  const std::string where = directory.names().empty()
+                                ? "the checkpoint"
+                                : directory.file_of(directory.names().front()).parent_path().string();
+  CHECK(missing.empty(),
+        "{} lacks {} tensors that its config.json ({}) asks for: {}; is it the checkpoint of this config?", where,
+        missing.size(), config.model_type, short_list(missing));
+  CHECK(wrong.empty(), "{}: {} tensors have another shape than its config.json says: {}", where, wrong.size(),
+        short_list(wrong));
+  CHECK(extra.empty(),
+        "{} holds {} tensors that a {} of this config has no place for: {}; they would be lost, so this is refused",
+        where, extra.size(), config.model_type, short_list(extra));
+}
+
+/// Hugging Face 4 ties them, 5 does not: with different contents there is no right answer.
+void check_tied_head(const SafetensorsDirectory& directory) {
+  if (!directory.contains(kHeadOnDisk) || !directory.contains(kEmbeddingOnDisk)) return;
+  const TensorInfo &head = directory.info(kHeadOnDisk), &embedding = directory.info(kEmbeddingOnDisk);
+  bool equal = head.shape == embedding.shape;
+  std::vector<float> a(static_cast<size_t>(kChunk)), b(static_cast<size_t>(kChunk));
+  for (int64_t begin = 0; equal && begin < head.numel(); begin += kChunk) {
+    const int64_t n = std::min(kChunk, head.numel() - begin);
+    directory.read(kHeadOnDisk, begin, n, DType::F32, a.data());
+    directory.read(kEmbeddingOnDisk, begin, n, DType::F32, b.data());
+    equal = std::memcmp(a.data(), b.data(), static_cast<size_t>(n) * sizeof(float)) == 0;
+  }
+  CHECK(equal,
+        "{}: tie_word_embeddings is true, but lm_head.weight differs from model.embed_tokens.weight; set "
+        "tie_word_embeddings to false in config.json to train both, or remove lm_head.weight",
+        directory.file_of(kHeadOnDisk).string());
+}
+
+}  // namespace
+
+std::vector<ShardPiece> shard_pieces(const std::vector<ParamUnit>& units, const ParamStore& params) {
+  std::vector<ShardPiece> pieces;
+  for (size_t u = 0; u < units.size(); u++) {
+    const FlatLayout& layout = params.layout(u);
+    const int64_t shard_begin = params.shard_begin(u), shard_end = shard_begin + layout.shard_numel();
+    for (size_t i = 0; i < units[u].params.size(); i++) {
+      for (const DiskTensor& disk : units[u].params[i].disk) {
+        const int64_t first = layout.begin(i) + disk.offset;
+        const int64_t begin = std::max(first, shard_begin), end = std::min(first + disk.shape.numel(), shard_end);
+        if (begin < end)
+          pieces.push_back({u, &units[u].params[i], &disk, begin - first, end - begin, begin - shard_begin});
+      }
+    }
+  }
+  return pieces;
+}
+
+Tensor piece_of(Tensor shard, const ShardPiece& piece) {
+  Tensor view = shard.rows(piece.shard_offset, piece.count);
+  view.name = piece.disk->hf_name.c_str();
+  return view;
+}
+
+void init_random(ParamStore& params, const ModelConfig& config, const std::vector<ParamUnit>& units, uint64_t seed) {
+  const int64_t C = config.hidden_size;
+  for (const ShardPiece& piece : shard_pieces(units, params)) {
+    const Tensor to = piece_of(params.param_shard(piece.unit), piece);
+    const Philox rng(seed, hash_name(piece.disk->hf_name));
+    const bool is_embedding = piece.disk->hf_name == kEmbeddingOnDisk;
+    const auto value = [&](int64_t i) {
+      switch (piece.param->init) {
+        case Init::Zero:
+          return 0.0;
+        case Init::One:
+          return 1.0;
+        case Init::Normal:
+          break;
+      }
+      if (is_embedding && i / C == config.pad_token_id) return 0.0;
+      return config.initializer_range * rng.normal(static_cast<uint64_t>(i));
+    };
+    dispatch_float(to.dtype, "init_random", [&]<class T>(T) {
+      T* out = to.as<T>();
+      parallel_for(piece.count, 1 << 12, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; i++) out[i] = static_cast<T>(value(piece.begin + i));
+      });
+    });
+  }
+}
+
+void load_weights(ParamStore& params, const ModelConfig& config, const std::vector<ParamUnit>& units,
+                  const SafetensorsDirectory& directory, const LoadProgress& progress) {
+  check_tensors(config, units, directory);
+  if (config.tie_word_embeddings) check_tied_head(directory);
+  const auto pieces = shard_pieces(units, params);
+  int64_t total = 0, done = 0;
+  for (const ShardPiece& piece : pieces) total += piece.count;
+  for (const ShardPiece& piece : pieces) {
+    const Tensor to = piece_of(params.param_shard(piece.unit), piece);
+    const std::string name = name_in(directory, config, piece.disk->hf_name);
+    for (int64_t i = 0; i < piece.count; i += kChunk) {
+      const int64_t n = std::min(kChunk, piece.count - i);
+      directory.read(name, piece.begin + i, n, to.dtype, to.rows(i, n).data);
+      done += n;
+      if (progress)
+        progress(done * static_cast<int64_t>(size_of(to.dtype)), total * static_cast<int64_t>(size_of(to.dtype)));
+    }
+  }
+}

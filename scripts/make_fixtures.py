@@ -1,0 +1,230 @@
+"""Makes test/fixtures/<name>/: a tiny random checkpoint of every supported family in the Hugging Face format, and what
+transformers computes with it on a packed batch: loss, logits and every gradient.
+
+    <name>/config.json, model.safetensors   as save_pretrained writes them
+    <name>/config_v4.json                   the same model in the layout of transformers 4 (rope_theta, rope_scaling)
+    <name>/expected.safetensors             loss, grad/*, batch/*, logits: the names of the trainer's debug.dump_dir
+
+The values are exact: the fp32 weights in a float64 model, its norms and softmax kept in float64, rotary tables in float32.
+Every document is computed alone; the packed forward, and the same in float32, must agree, or nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from common import die
+from packed import Batch, KeepFloat64, alone_logits, nll_sum, pack_rows, packed_logits, relative_l2, write_dump
+
+V, PAD = 97, 5
+DOCUMENT_TOKENS = ((1, 2, 9, 13), (13, 1, 6, 8))  # (rows, documents); the last 3 tokens of row 0 are padding
+ROW_TOKENS = 28
+WINDOW = 5  # shorter than a document, and odd
+
+
+@dataclass
+class Fixture:
+    """A checkpoint: model_type and what its config says beyond COMMON; how it is stored."""
+
+    model_type: str
+    config: dict[str, Any] = field(default_factory=dict)
+    store: torch.dtype = torch.float32
+    max_shard_size: str = "1GB"
+    rope_by_length: bool = False  # the rotary table depends on the longest document: a document alone has another one
+
+
+COMMON = dict(vocab_size=V, hidden_size=24, intermediate_size=38, num_hidden_layers=2, num_attention_heads=6,
+              num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False, bos_token_id=1,
+              eos_token_id=2, pad_token_id=None)  # fmt: skip
+WIDE = dict(hidden_size=30, intermediate_size=44, head_dim=10)
+
+
+def rope(kind: str, theta: float = 1e4, **keys: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **keys}}
+
+
+LONGROPE = dict(short_factor=[1.0, 1.3], long_factor=[1.5, 6.0])  # r/2 = 2
+PHI3 = dict(hidden_size=36, num_key_value_heads=3, pad_token_id=PAD)  # no head_dim: 6
+PARTIAL = dict(partial_rotary_factor=0.7)  # r = int(0.7 * 6) = 4
+
+FIXTURES: dict[str, Fixture] = {
+    "llama": Fixture("llama", dict(hidden_size=36, intermediate_size=52, pad_token_id=PAD)),
+    "llama_sharded": Fixture("llama", dict(num_hidden_layers=3, head_dim=10), max_shard_size="30KB"),
+    "llama_bf16": Fixture("llama", dict(head_dim=10), store=torch.bfloat16),
+    "llama_f16": Fixture("llama", dict(head_dim=10, num_key_value_heads=1), store=torch.float16),
+    "llama3_rope": Fixture("llama", {**WIDE, "max_position_embeddings": 400, **rope(
+        "llama3", 1e4, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=100)}),
+    "llama_linear": Fixture("llama", {"head_dim": 10, **rope("linear", factor=3.0)}),
+    "llama_dynamic": Fixture("llama", {"head_dim": 10, "max_position_embeddings": 8, **rope("dynamic", factor=2.0)},
+                             rope_by_length=True),
+    "llama_yarn": Fixture("llama", {"head_dim": 10, "num_key_value_heads": 6, "max_position_embeddings": 2048, **rope(
+        "yarn", factor=4.0, original_max_position_embeddings=512)}),
+    "llama_biases": Fixture("llama", dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, head_dim=10,
+                                          pad_token_id=PAD)),
+    "mistral": Fixture("mistral", {**WIDE, "sliding_window": WINDOW, "num_key_value_heads": 3}),
+    "qwen2": Fixture("qwen2", dict(num_hidden_layers=3, use_sliding_window=True, sliding_window=WINDOW,
+                                   max_window_layers=1, **rope("default", 1e6))),
+    "qwen2_tied_yarn": Fixture("qwen2", {"tie_word_embeddings": True, "hidden_size": 36, "num_key_value_heads": 1,
+                                         "use_sliding_window": False, "max_position_embeddings": 2048, **rope(
+        "yarn", 1e5, factor=2.0, original_max_position_embeddings=1024, attention_factor=1.25)}),
+    "qwen3": Fixture("qwen3", {**WIDE, "attention_bias": True}),
+    "smollm3": Fixture("smollm3", dict(num_hidden_layers=3, head_dim=10, no_rope_layer_interval=2, pad_token_id=PAD,
+                                       use_sliding_window=True, sliding_window=WINDOW, tie_word_embeddings=True,
+                                       **rope("default", 5e4))),
+    "olmo2": Fixture("olmo2", dict(head_dim=10, num_key_value_heads=3, pad_token_id=PAD)),
+    "phi3": Fixture("phi3", {**PHI3, "sliding_window": WINDOW, **rope("default", **PARTIAL)}),
+    "phi3_longrope_long": Fixture("phi3", {**PHI3, "max_position_embeddings": 32, "sliding_window": None,
+                                           "original_max_position_embeddings": 8, **rope("longrope", **LONGROPE, **PARTIAL)},
+                                  rope_by_length=True),
+    "phi3_longrope_short": Fixture("phi3", {**PHI3, "max_position_embeddings": 56, "sliding_window": None,
+                                            "original_max_position_embeddings": 14, **rope("longrope", **LONGROPE, **PARTIAL)}),
+    "gemma2": Fixture("gemma2", dict(num_hidden_layers=2, head_dim=10, query_pre_attn_scalar=12, sliding_window=WINDOW,
+                                     attn_logit_softcapping=3.0, final_logit_softcapping=4.0, pad_token_id=PAD,
+                                     tie_word_embeddings=True, hidden_activation="gelu_pytorch_tanh")),
+    "gemma3_text": Fixture("gemma3_text", dict(
+        num_hidden_layers=3, head_dim=10, query_pre_attn_scalar=12, sliding_window=WINDOW, pad_token_id=PAD,
+        tie_word_embeddings=True, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={"full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}})),
+}  # fmt: skip
+
+
+def make_batch(rng: np.random.Generator, pad_id: int | None) -> Batch:
+    """Documents of 1 token, of 2, one longer than the window and one without any target; some prefixes without loss.
+    Where the model has a pad token, it also stands inside documents, as input and as target."""
+    rows = []
+    for lengths in DOCUMENT_TOKENS:
+        documents = []
+        for length in lengths:
+            tokens = rng.integers(6, V, length).tolist()
+            if length > 5 and pad_id is not None:
+                tokens[2] = tokens[length - 2] = pad_id
+            masked = {6: length, 13: 4, 8: 1}.get(length, 0)  # the first `masked` labels do not count
+            documents.append((tokens, [-100] * masked + tokens[masked:]))
+        rows.append(documents)
+    return pack_rows(rows, ROW_TOKENS, 0 if pad_id is None else pad_id)
+
+
+def randomise(model: torch.nn.Module, seed: int) -> None:
+    """Every parameter from (seed, its name): nothing is 0 or 1, so that a forgotten bias or norm weight shows."""
+    for name, p in model.named_parameters():
+        noise = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(tuple(p.shape))
+        if "norm" in name:
+            value = 0.25 * noise + (0.0 if model.config.model_type.startswith("gemma") else 1.0)
+        elif name.endswith("bias"):
+            value = 0.2 * noise
+        elif "embed" in name:
+            value = 0.5 * noise
+        else:
+            value = 1.3 / np.sqrt(p.shape[1]) * noise
+        p.data.copy_(torch.from_numpy(value))
+
+
+def v4_layout(config: dict[str, Any]) -> dict[str, Any]:
+    """What transformers 4 would have written: theta beside rope_scaling, no rope_parameters, torch_dtype."""
+    out = {key: value for key, value in config.items() if key not in ("rope_parameters", "dtype")}
+    out["torch_dtype"] = config["dtype"]
+    out["transformers_version"] = "4.57.1"
+    table = dict(config["rope_parameters"])
+    if "full_attention" in table:  # Gemma 3: two tables
+        out["rope_local_base_freq"] = table["sliding_attention"]["rope_theta"]
+        table = dict(table["full_attention"])
+    out["rope_theta"] = table.pop("rope_theta")
+    if "partial_rotary_factor" in table:
+        out["partial_rotary_factor"] = table.pop("partial_rotary_factor")
+    if table["rope_type"] == "longrope":  # Phi-3 of version 4 takes exactly these keys
+        table = {"type": "longrope", "short_factor": table["short_factor"], "long_factor": table["long_factor"]}
+    out["rope_scaling"] = None if table.get("rope_type") == "default" else table
+    return out
+
+
+def load(directory: Path, config_file: str, dtype: torch.dtype) -> torch.nn.Module:
+    config = AutoConfig.from_pretrained(directory / config_file)
+    model, info = AutoModelForCausalLM.from_pretrained(
+        directory, config=config, dtype=dtype, attn_implementation="eager", output_loading_info=True)  # fmt: skip
+    wrong = {key: value for key, value in info.items() if value}
+    if wrong:
+        die(f"{directory}: transformers reports {wrong}")
+    return model.train()
+
+
+def compute(model: torch.nn.Module, batch: Batch, alone: bool) -> dict[str, torch.Tensor]:
+    """loss, logits and gradients in the model's dtype."""
+    model.zero_grad()
+    with KeepFloat64():
+        logits = (alone_logits if alone else packed_logits)(model, batch)
+        loss = nll_sum(logits, batch) / batch.num_loss_tokens
+        loss.backward()
+    valid = torch.from_numpy(batch.document_ids >= 0).unsqueeze(-1)
+    out = {"loss": loss.detach().reshape(1), "logits": logits.detach() * valid}
+    return out | {f"grad/{name}": p.grad.clone() for name, p in model.named_parameters()}
+
+
+def check_equal(what: str, a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tolerance: float) -> float:
+    worst = max(a, key=lambda name: relative_l2(a[name], b[name]))
+    error = relative_l2(a[worst], b[worst])
+    if not error <= tolerance:
+        die(f"{what}: {worst} differs by {error:.2e}, more than {tolerance:g}")
+    return error
+
+
+def make_fixture(name: str, fixture: Fixture, out: Path, seed: int) -> str:
+    torch.manual_seed(seed)
+    settings = {**COMMON, **fixture.config}
+    directory = out / name
+    shutil.rmtree(directory, ignore_errors=True)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(fixture.model_type, **settings))
+    randomise(model, seed)
+    model.to(fixture.store).save_pretrained(directory, max_shard_size=fixture.max_shard_size)
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config_v4.json").write_text(json.dumps(v4_layout(config), indent=2) + "\n")
+
+    batch = make_batch(np.random.default_rng(seed), settings["pad_token_id"])
+    alone = not fixture.rope_by_length
+    exact = compute(load(directory, "config.json", torch.float32).double(), batch, alone)
+    packed = compute(load(directory, "config.json", torch.float32).double(), batch, alone=False)
+    from_v4 = compute(load(directory, "config_v4.json", torch.float32).double(), batch, alone=False)
+    fp32 = compute(load(directory, "config.json", torch.float32), batch, alone=False)
+    check_equal(f"{name}: documents alone and packed", packed, exact, 1e-12)
+    check_equal(f"{name}: config_v4.json", from_v4, exact, 1e-12)
+    error = check_equal(f"{name}: float32", fp32, exact, 2e-5)
+
+    versions = f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}"
+    metadata = {"made_by": f"scripts/make_fixtures.py --seed {seed}; {versions}"}  # one key: their order is not fixed
+    write_dump(directory / "expected.safetensors", exact | batch.tensors(), metadata)
+    size = sum(f.stat().st_size for f in directory.iterdir())
+    parameters = sum(p.numel() for p in model.parameters())
+    return f"| {name} | {fixture.model_type} | {parameters} | {size / 1024:.0f} | {exact['loss'].item():.6f} | {error:.0e} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("test/fixtures"), help="default: %(default)s")
+    parser.add_argument("--only", nargs="*", metavar="NAME", help=f"some of: {', '.join(FIXTURES)}")
+    parser.add_argument("--seed", type=int, default=20250, help="default: %(default)s")
+    args = parser.parse_args()
+    unknown = set(args.only or ()) - set(FIXTURES)
+    if unknown:
+        die(f"--only {unknown.pop()}: no such fixture; there are {', '.join(FIXTURES)}")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.use_deterministic_algorithms(True)
+    print("| fixture | model_type | parameters | KiB | loss | float32 transformers differs by, at most |\n|---|---|---|---|---|---|")
+    for name in args.only or FIXTURES:
+        print(make_fixture(name, FIXTURES[name], args.out, args.seed), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# train_gpt against PyTorch + transformers, live: the same model, the same batches, 50 steps of real text.
+#   scripts/reference_test.sh [build/train_gpt]      `make test-reference` runs it
+# The work is left in build/reference_test: logs, dumps, checkpoint, curves.png.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+trainer=${1:-build/train_gpt}
+python=${PYTHON:-.venv/bin/python}
+python_hf4=${PYTHON_HF4:-.venv/hf4/bin/python}
+work=build/reference_test
+steps=50
+export OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1
+
+[[ -x $trainer ]] || { echo "$trainer: not built; run make" >&2; exit 1; }
+rm -rf "$work"
+mkdir -p "$work"
+cat > "$work/config.json" <<JSON
+{ "model":      {"path": "test/fixtures/stories260k"},
+  "data":       {"train": ["test/fixtures/shakespeare.jsonl"], "seq_len": 512, "packing": "best_fit", "seed": 1},
+  "batch":      {"micro_batch_size": 2, "global_batch_size": 4},
+  "optimizer":  {"lr": 1e-3},
+  "schedule":   {"name": "cosine", "warmup_steps": 10},
+  "train":      {"steps": $steps, "device": "cpu", "dtype": "fp32"},
+  "checkpoint": {"dir": "$work/checkpoints", "resume": "never"},
+  "log":        {"file": "$work/train_gpt.jsonl"},
+  "debug":      {"dump_dir": "$work/dump", "dump_steps": $steps} }
+JSON
+
+echo "== train_gpt, $steps steps"
+"$trainer" "$work/config.json" > "$work/train_gpt.out"
+tail -n 1 "$work/train_gpt.jsonl"
+
+echo "== the reference, on the same batches"
+"$python" scripts/reference_train.py "$work/config.json" --batches "$work/dump" --log "$work/reference.jsonl" \
+  --dump "$work/reference_dump" --debug.dump_steps 1 > "$work/reference.out"
+tail -n 1 "$work/reference.jsonl"
+
+echo "== loss curves within 1e-3; the first step's loss, gradients and new weights within 1e-4"
+"$python" scripts/compare_curves.py "$work/train_gpt.jsonl" "$work/reference.jsonl" --tolerance 1e-3 --lines 11 \
+  --names train_gpt "PyTorch + transformers" --out "$work/curves.png"
+"$python" scripts/compare_curves.py "$work/train_gpt.jsonl" "$work/reference.jsonl" --key lr --tolerance 1e-12 --lines 1
+"$python" scripts/compare_dumps.py "$work/dump" "$work/reference_dump" --steps 1 --tolerance 1e-4 --worst 5
+
+echo "== the saved directory opens in transformers 5 and 4 with the logits that train_gpt has"
+checkpoint=$(printf '%s/checkpoints/step_%06d' "$work" "$steps")
+"$trainer" "$work/config.json" --model.path "$checkpoint" --train.steps 1 --schedule.warmup_steps 0 --checkpoint.dir "$work/again" \
+  --log.file "$work/again.jsonl" --debug.dump_dir "$work/again_dump" --debug.dump_steps 1 --debug.dump_logits true \
+  > "$work/again.out"
+for hf in "$python" "$python_hf4"; do
+  "$hf" scripts/check_checkpoint.py "$checkpoint" --expected "$work/again_dump/step_000001.safetensors" --tolerance 1e-4
+done

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Runs GoogleTest programs one after another: run_tests.sh PROGRAM... Prints what fails, and ends with one line
+# "N passed, N failed, N skipped". A program that dies counts as one failure. Adds the counts of earlier calls that
+# share the file named by TEST_TALLY, so that several flavours end in one line.
+set -uo pipefail
+
+passed=0 failed=0 skipped=0
+if [ -n "${TEST_TALLY:-}" ] && [ -s "$TEST_TALLY" ]; then read -r passed failed skipped <"$TEST_TALLY"; fi
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+count() { grep -cE "^\[ +$1 \]" "$log"; }
+
+for program in "$@"; do
+  start=$SECONDS
+  "$program" --gtest_brief=0 >"$log" 2>&1
+  status=$?
+  ok=$(count OK)
+  bad=$(sed -n 's/^\[  FAILED  \] \([0-9]*\) tests\?.*/\1/p' "$log" | head -1)
+  skip=$(sed -n 's/^\[  SKIPPED \] \([0-9]*\) tests\?.*/\1/p' "$log" | head -1)
+  if [ "$status" -ne 0 ] && [ "${bad:-0}" -eq 0 ]; then
+    bad=1 # it died
+    echo "---- $program ended with status $status"
+    tail -40 "$log"
+  elif [ "$status" -ne 0 ]; then
+    echo "---- $program"
+    grep -vE '^\[( +OK |-+| RUN +)' "$log" | head -80
+  fi
+  passed=$((passed + ok)) failed=$((failed + ${bad:-0})) skipped=$((skipped + ${skip:-0}))
+  printf '%-60s %4d passed %s(%d s)\n' "${program#build/}" "$ok" "${bad:+$bad FAILED }${skip:+$skip skipped }" $((SECONDS - start))
+done
+
+if [ -n "${TEST_TALLY:-}" ]; then echo "$passed $failed $skipped" >"$TEST_TALLY"; fi
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,26 @@
+// Fuzzes the JSONL reader: one input is one line. Whatever it is, the parser accepts it or throws Error; and what it
+// accepts, a full JSON parser reads as the same numbers (where it does not refuse bytes that are not UTF-8).
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "data/jsonl.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string line(reinterpret_cast<const char*>(data), size);
+  JsonlDocument document;
+  try {
+    parse_jsonl_line(line, document);
+  } catch (const Error&) {
+    return 0;
+  }
+  for (const uint8_t byte : std::basic_string_view<uint8_t>(data, size)) {
+    if (byte >= 0x80) return 0;
+  }
+  const nlohmann::json json = nlohmann::json::parse(line, nullptr, false);
+  if (json.is_discarded()) std::abort();
+  if (json.at("input_ids").get<std::vector<int32_t>>() != document.input_ids) std::abort();
+  if (json.contains("labels") != document.has_labels) std::abort();
+  if (document.has_labels && json.at("labels").get<std::vector<int32_t>>() != document.labels) std::abort();
+  if (document.num_loss_tokens() < 0) std::abort();
+  return 0;
+}

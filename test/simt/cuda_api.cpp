@@ -1,0 +1,98 @@
+// The CUDA runtime API over the machine's memory. Streams run eagerly: everything is done when the call returns.
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+
+#include "test/simt/machine.h"
+
+namespace {
+
+/// Copies by the host must stay inside one live allocation.
+void check_range(const char* what, const void* data, size_t size_bytes) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(data);
+  CHECK(!machine.arena.contains(address) || is_allocated(address, size_bytes),
+        "{} of {} bytes leaves its allocation: {}", what, size_bytes, describe_address(address));
+}
+
+}  // namespace
+
+const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess:
+      return "no error";
+    case cudaErrorInvalidValue:
+      return "invalid argument";
+    case cudaErrorMemoryAllocation:
+      return "out of memory";
+  }
+  return "unknown error";
+}
+
+const char* cudaGetErrorName(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess:
+      return "cudaSuccess";
+    case cudaErrorInvalidValue:
+      return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation:
+      return "cudaErrorMemoryAllocation";
+  }
+  return "cudaErrorUnknown";
+}
+
+cudaError_t cudaGetLastError() {
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int ordinal) {
+  return ordinal == 0 ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  *free_bytes = free_device_bytes();
+  *total_bytes = machine.arena.size;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void** data, size_t size_bytes) {
+  *data = allocate_device(size_bytes, "global");
+  return *data ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaFree(void* data) {
+  return !data || release_device(data) ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaMemsetAsync(void* data, int value, size_t size_bytes, cudaStream_t) {
+  check_range("cudaMemset", data, size_bytes);
+  std::memset(data, value, size_bytes);
+  checker_host_writes(data, size_bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaMemcpyKind, cudaStream_t) {
+  check_range("cudaMemcpy", from, size_bytes);
+  check_range("cudaMemcpy", to, size_bytes);
+  checker_host_reads(from, size_bytes);
+  std::memmove(to, from, size_bytes);
+  checker_host_writes(to, size_bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = reinterpret_cast<cudaStream_t>(uintptr_t{1});
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t) {
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  return cudaSuccess;
+}

@@ -1,0 +1,50 @@
+// What the CUDA front end (include/) asks of the runtime on behalf of a kernel.
+#pragma once
+
+#include <vector_types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <source_location>
+
+using SimtSite = std::source_location;
+
+/// One launch. `call` runs the kernel for one thread with the parameters that lie at `parameters`.
+struct SimtLaunch {
+  dim3 grid, block;
+  size_t shared_bytes = 0;
+  const void* kernel = nullptr;  ///< its address, for its name
+  void (*call)(const void* parameters) = nullptr;
+  const void* parameters = nullptr;
+  size_t parameters_size = 0;
+};
+
+/// Runs every block of the grid, then throws Error if anything was reported.
+void simt_run(const SimtLaunch& launch);
+
+void* simt_dynamic_shared();
+unsigned simt_lane();
+
+enum class SimtVote { None, Count, And, Or };
+/// The barrier of a block; gives the vote over `predicate` of all threads that wait at it.
+int simt_block_barrier(SimtVote vote, bool predicate, const SimtSite& site);
+
+/// A warp collective: each lane of `mask` brings a frame; the last to arrive calls `exchange` once with the frames of
+/// all lanes that take part (indexed by lane), then all go on. Shuffle, vote, and whatever the tensor cores do are
+/// made of this. `orders_memory`: what a lane wrote before is visible to the others after (__syncwarp only).
+using SimtExchange = void (*)(void* const* frames, uint32_t lanes);
+struct SimtCollective {
+  const char* name;
+  SimtExchange exchange;  ///< may be null
+  bool orders_memory;
+};
+void simt_warp_collective(const SimtCollective& collective, uint32_t mask, void* frame, const SimtSite& site);
+
+/// `value` of lane `source`, all sizes up to 64 bits.
+uint64_t simt_shuffle(const char* name, uint32_t mask, uint64_t value, int source, const SimtSite& site);
+uint32_t simt_ballot(const char* name, uint32_t mask, bool predicate, const SimtSite& site);
+
+/// Accesses between begin and end are one atomic access to `data`. (One OS thread runs all: they are not interrupted.)
+void simt_atomic_begin(const void* data);
+void simt_atomic_end();
+void simt_fence();

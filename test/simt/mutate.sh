@@ -1,0 +1,79 @@
+#!/bin/bash
+# Breaks the RMSNorm kernels in one place at a time and shows which build's tests notice. By hand: make simt-mutate
+# (a scratch copy of the tree). Arguments choose mutants by number. A survivor is a missing test, or is explained in
+# README.md.
+set -eu
+cd "$(dirname "$0")/../.."
+
+# file | what | sed expression, which must change exactly one line
+mutants=(
+  # barriers
+  "layers/core/cuda_util.cuh|no barrier before of_warp is read|/if (lane == 0) of_warp/{n;s/__syncthreads();//}"
+  "layers/core/cuda_util.cuh|no barrier after of_warp is read|s/__syncthreads();  \/\/ of_warp.*//"
+  "layers/rmsnorm.cu|no barrier before the teams' sums|/if constexpr (kInShared) {  /{n;s/__syncthreads();//}"
+  "layers/rmsnorm.cu|no barrier before the last 8 sums|/sums\[threadIdx.y\]\[threadIdx.x\] = sum;/{n;s/__syncthreads();//}"
+  # guards
+  "layers/rmsnorm.cu|row guard off by one|s/if (row >= rows) return;/if (row > rows) return;/"
+  "layers/rmsnorm.cu|column guard of the slots off by one|s/c >= C) return;/c > C) return;/"
+  "layers/rmsnorm.cu|all eight rows of threads add to dw|s/if (threadIdx.y > 0 || c >= C)/if (c >= C)/"
+  "layers/core/cuda_util.cuh|odd rows taken for packable|s/bool packable = C % kPackWidth<T> == 0;/bool packable = C >= kPackWidth<T>;/"
+  "layers/core/cuda_util.cuh|alignment not asked|s/reinterpret_cast<uintptr_t>(p) % 16 == 0/p != nullptr/"
+  "layers/core/cuda_util.cuh|sums of absent warps|s/lane < kWarps ? of_warp\[lane\] : 0.0f/of_warp[lane % kWarps]/"
+  "layers/core/cuda_util.cuh|every lane writes the warp's sum|s/if (lane == 0) of_warp/if (lane <= 1) of_warp/"
+  # indices
+  "layers/rmsnorm.cu|every team starts at the same row|s/rows \/ gridDim.x + team; row/rows \/ gridDim.x + 0 * team; row/"
+  "layers/rmsnorm.cu|last row of a block dropped|s/int64_t end = (int64_t{blockIdx.x} + 1) \* rows \/ gridDim.x;/int64_t end = (int64_t{blockIdx.x} + 1) * rows \/ gridDim.x - 1;/"
+  "layers/rmsnorm.cu|slots not zeroed|s/sums\[i \* kThreads\] = 0;/;/"
+  "layers/rmsnorm.cu|slots of the next thread|s/+ threadIdx.x;$/+ (threadIdx.x + 1) % kThreads;/"
+  "layers/rmsnorm.cu|last team not added|s/t < kTeams; t++/t < kTeams - (kTeams > 1); t++/"
+  "layers/rmsnorm.cu|a partial of every second group|s/p < num_partials; p += kSumRows/p < num_partials; p += 2 * kSumRows/"
+  "layers/rmsnorm.cu|last of the 8 sums not added|s/r < kSumRows; r++/r < kSumRows - 1; r++/"
+  "layers/rmsnorm.cu|width and team swapped in the slot's column|s/(i \/ slots.width \* slots.team + lane) \* slots.width/(i \/ slots.width * slots.width + lane) * slots.team/"
+  # arithmetic
+  "layers/rmsnorm.cu|dw overwritten|s/  dw\[c\] += sum;/  dw[c] = sum;/"
+  "layers/rmsnorm.cu|sign of the mean term|s/to_float(wp.element\[k\]))) - xk \* scale/to_float(wp.element[k]))) + xk * scale/"
+  "layers/rmsnorm.cu|s squared for s cubed|s/(gx) \* s \* s \* s/(gx) * s * s/"
+  "layers/rmsnorm.cu|eps forgotten|s/static_cast<float>(C) + eps)/static_cast<float>(C))/"
+  "layers/rmsnorm.cu|Plain rounds once|s/from_float<T>(wk \* to_float(from_float<T>(xhat)))/from_float<T>(wk * xhat)/"
+  "layers/rmsnorm.cu|LateCast rounds twice|s/: from_float<T>((one_plus + wk) \* xhat)/: from_float<T>((one_plus + wk) * to_float(from_float<T>(xhat)))/"
+  "layers/rmsnorm.cu|OnePlus forgotten in the sum|s/\* (one_plus + to_float(wp.element\[k\])) \* to_float(xp/* to_float(wp.element[k]) * to_float(xp/"
+  "layers/rmsnorm.cu|dw without s|s/\*sum += dyk \* xk \* s;/*sum += dyk * xk;/"
+)
+
+# The tests of the kernels, cheapest build first.
+builds="plain check asan"
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+git ls-files -z | xargs -0 cp -p --parents -t "$scratch"
+mkdir -p "$scratch/build"
+[ -d build/simt ] && cp -a build/simt "$scratch/build/"
+
+program() { echo "build/simt/$1/rmsnorm_simt_test"; }
+compile() { make -s -C "$scratch" "$(program "$1")" > "$scratch/log" 2>&1; }
+passes() { (cd "$scratch" && timeout 600 "$(program "$1")" --gtest_brief=1 > "$scratch/log" 2>&1); }
+
+for build in $builds; do
+  compile "$build" && passes "$build" || { tail -20 "$scratch/log"; echo "the tests fail without a mutation"; exit 1; }
+done
+
+survivors=0
+for i in "${!mutants[@]}"; do
+  [ $# -eq 0 ] || [[ " $* " == *" $i "* ]] || continue
+  IFS='|' read -r file what expression <<< "${mutants[$i]}"
+  sed "$expression" "$file" > "$scratch/$file"
+  changed=$(diff "$file" "$scratch/$file" | grep -c '^<' || true)
+  [ "$changed" = 1 ] || { echo "mutant $i changes $changed lines of $file: $what"; exit 1; }
+  verdict="SURVIVES"
+  for build in $builds; do
+    compile "$build" || { verdict="does not compile: $(grep -m1 error "$scratch/log")"; break; }
+    passes "$build" && continue
+    why=$(grep -m1 -oE "race \([a-z ]+\)|out-of-bounds [a-z]+|uninitialised|invalid access|divergent|misaligned|\
+runtime error: [a-z -]+|AddressSanitizer: [a-z-]+|kernels_equal[a-z_]*|bits_do[a-z_]*|outputs_may[a-z_]*" "$scratch/log" || true)
+    verdict="$build: ${why:-fails}"
+    break
+  done
+  [ "$verdict" = SURVIVES ] && survivors=$((survivors + 1))
+  printf '%2d  %-45s %s\n' "$i" "$what" "$verdict"
+  cp "$file" "$scratch/$file"
+done
+echo "$survivors survive"

@@ -1,0 +1,108 @@
+// Runs build/train_gpt as its user does, and keeps what it said.
+#pragma once
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+/// A directory that goes away with the test.
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "train gpt test XXXXXX").string();
+    path_ = mkdtemp(pattern.data());
+  }
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  ~TemporaryDirectory() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
+  std::string str() const { return path_.string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline std::string read_text(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::stringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+struct ProgramResult {
+  int exit_code = -1;  ///< 128 + signal when it was killed
+  std::string output;  ///< stdout and stderr, in order
+};
+
+/// A started program; its output goes to a file.
+class Program {
+ public:
+  Program(const std::vector<std::string>& arguments, const std::filesystem::path& output) : output_(output) {
+    std::vector<std::string> all = {"build/train_gpt"};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    pid_ = fork();
+    if (pid_ != 0) return;
+    const int out = open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    dup2(out, 1), dup2(out, 2);
+    std::vector<char*> argv;
+    for (std::string& a : all) argv.push_back(a.data());
+    argv.push_back(nullptr);
+    execv(argv[0], argv.data());
+    _exit(127);
+  }
+  Program(const Program&) = delete;
+  ~Program() {
+    if (pid_ > 0) kill(SIGKILL), wait();
+  }
+
+  void kill(int signal) const { ::kill(pid_, signal); }
+  std::string output() const { return read_text(output_); }
+  /// Waits until the output holds `text`; false when the program ended before.
+  bool wait_for(const std::string& text) {
+    while (output().find(text) == std::string::npos) {
+      if (waitpid(pid_, &status_, WNOHANG) == pid_) {
+        has_ended_ = true;
+        return output().find(text) != std::string::npos;
+      }
+      usleep(5000);
+    }
+    return true;
+  }
+  ProgramResult wait() {
+    if (!has_ended_) waitpid(pid_, &status_, 0);
+    pid_ = -1;
+    return {WIFSIGNALED(status_) ? 128 + WTERMSIG(status_) : WEXITSTATUS(status_), output()};
+  }
+
+ private:
+  std::filesystem::path output_;
+  pid_t pid_ = -1;
+  int status_ = 0;
+  bool has_ended_ = false;
+};
+
+inline ProgramResult run_program(const std::vector<std::string>& arguments) {
+  const TemporaryDirectory dir;
+  return Program(arguments, dir / "output").wait();
+}
+
+/// The lines of a JSONL log.
+inline std::vector<nlohmann::json> read_log(const std::filesystem::path& path) {
+  std::vector<nlohmann::json> lines;
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
+  return lines;
+}

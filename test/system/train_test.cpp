@@ -1,0 +1,214 @@
+// The program as its user runs it: it learns, resumes bit for bit, survives signals and kills, and keeps to its plan.
+#include "test/system/program.h"
+
+namespace {
+
+/// A small run in `dir` on the trained model and text of test/fixtures; `options` are added, or replace its own.
+std::vector<std::string> small_run(const TemporaryDirectory& dir, const std::vector<std::string>& options = {}) {
+  std::vector<std::string> arguments = {"--model.path",
+                                        "test/fixtures/stories260k",
+                                        "--data.train",
+                                        "test/fixtures/shakespeare.jsonl",
+                                        "--data.seq_len",
+                                        "256",
+                                        "--data.cache_dir",
+                                        dir / "cache",
+                                        "--batch.micro_batch_size",
+                                        "2",
+                                        "--batch.global_batch_size",
+                                        "4",
+                                        "--optimizer.lr",
+                                        "1e-3",
+                                        "--checkpoint.dir",
+                                        dir / "run"};
+  for (size_t i = 0; i < options.size(); i += 2) {
+    const auto own = std::find(arguments.begin(), arguments.end(), options[i]);
+    if (own != arguments.end()) {
+      *(own + 1) = options[i + 1];
+    } else {
+      arguments.insert(arguments.end(), options.begin() + static_cast<int64_t>(i),
+                       options.begin() + static_cast<int64_t>(std::min(i + 2, options.size())));
+    }
+  }
+  return arguments;
+}
+
+std::string step_dir(const TemporaryDirectory& dir, int step) {
+  return dir / ("run/step_" + std::string(6 - std::to_string(step).size(), '0') + std::to_string(step));
+}
+
+void expect_same_files(const std::string& a, const std::string& b) {
+  for (const char* file : {"model.safetensors", "optimizer/exp_avg.safetensors", "optimizer/exp_avg_sq.safetensors"}) {
+    const std::string left = read_text(std::filesystem::path(a) / file);
+    EXPECT_FALSE(left.empty()) << a << "/" << file;
+    EXPECT_TRUE(left == read_text(std::filesystem::path(b) / file)) << file;
+  }
+}
+
+TEST(Train, loss_falls_and_the_log_holds_one_valid_line_a_step) {
+  const TemporaryDirectory dir;
+  const ProgramResult result = run_program(small_run(dir, {"--train.steps", "20"}));
+  ASSERT_EQ(result.exit_code, 0) << result.output;
+  const auto log = read_log(dir / "run/log.jsonl");
+  ASSERT_EQ(log.size(), 20u);
+  for (size_t i = 0; i < log.size(); i++) {
+    EXPECT_EQ(log[i].at("step"), i + 1);
+    for (const char* key :
+         {"loss", "grad_norm", "lr", "num_tokens", "num_loss_tokens", "tokens_per_s", "mfu", "step_ms", "mem_mib"}) {
+      EXPECT_TRUE(log[i].contains(key)) << key;
+    }
+  }
+  EXPECT_LT(log.back().at("loss").get<double>(), log.front().at("loss").get<double>() - 0.3);
+  EXPECT_EQ(result.output.find('\r'), std::string::npos) << "nothing moves when the output is a file";
+  EXPECT_EQ(result.output.find('\x1b'), std::string::npos);
+}
+
+TEST(Train, a_resumed_run_is_bit_equal_to_the_uninterrupted_one) {
+  const TemporaryDirectory whole, cut;
+  ASSERT_EQ(run_program(small_run(whole, {"--train.steps", "9", "--checkpoint.every", "4"})).exit_code, 0);
+  // The same run, ended by SIGUSR1 at some step and started again with the same command.
+  const auto arguments = small_run(cut, {"--train.steps", "9", "--checkpoint.every", "4"});
+  {
+    Program first(arguments, cut / "output");
+    ASSERT_TRUE(first.wait_for("step 2/9") || first.wait_for("2/9")) << first.output();
+    first.kill(SIGUSR1);
+    const ProgramResult stopped = first.wait();
+    EXPECT_EQ(stopped.exit_code, 0) << stopped.output;
+  }
+  const ProgramResult resumed = run_program(arguments);
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.output;
+  expect_same_files(step_dir(whole, 9), step_dir(cut, 9));
+  const auto a = read_log(whole / "run/log.jsonl"), b = read_log(cut / "run/log.jsonl");
+  ASSERT_EQ(a.size(), 9u);
+  ASSERT_EQ(b.size(), 9u);
+  for (size_t i = 0; i < a.size(); i++) {
+    for (const char* key : {"step", "loss", "grad_norm", "lr", "num_tokens"})
+      EXPECT_EQ(a[i].at(key), b[i].at(key)) << key;
+  }
+}
+
+TEST(Train, sigterm_saves_at_the_next_step_and_exits_0) {
+  const TemporaryDirectory dir;
+  Program program(small_run(dir, {"--train.steps", "100000", "--schedule.name", "constant"}), dir / "output");
+  ASSERT_TRUE(program.wait_for("1/100000")) << program.output();
+  program.kill(SIGTERM);
+  const ProgramResult result = program.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  const auto log = read_log(dir / "run/log.jsonl");
+  EXPECT_TRUE(std::filesystem::exists(step_dir(dir, log.back().at("step").get<int>()) + "/trainer_state.json"));
+}
+
+// A save every step, kill -9 at many moments: each time the next start finds a complete checkpoint and goes on.
+TEST(Train, kill_9_at_any_moment_leaves_a_loadable_checkpoint) {
+  const TemporaryDirectory dir;
+  const auto arguments = small_run(dir, {"--train.steps", "100000", "--schedule.name", "constant", "--checkpoint.every",
+                                         "1", "--batch.global_batch_size", "2", "--data.seq_len", "64"});
+  int last_step = 0;
+  for (int round = 0; round < 8; round++) {
+    Program program(arguments, dir / "output");
+    ASSERT_TRUE(program.wait_for("saved")) << program.output();
+    usleep(static_cast<useconds_t>(20000 + 13700 * round));
+    program.kill(SIGKILL);
+    const ProgramResult result = program.wait();
+    EXPECT_EQ(result.exit_code, 128 + SIGKILL);
+    const auto log = read_log(dir / "run/log.jsonl");
+    EXPECT_GE(log.back().at("step").get<int>(), last_step);
+    last_step = log.back().at("step").get<int>();
+    for (size_t i = 1; i < log.size(); i++)
+      EXPECT_EQ(log[i].at("step").get<int>(), log[i - 1].at("step").get<int>() + 1);
+  }
+  EXPECT_GE(last_step, 8);
+}
+
+TEST(Train, recompute_and_another_micro_batch_train_the_same) {
+  const TemporaryDirectory plain, recompute, micro;
+  ASSERT_EQ(run_program(small_run(plain, {"--train.steps", "4"})).exit_code, 0);
+  ASSERT_EQ(run_program(small_run(recompute, {"--train.steps", "4", "--memory.recompute", "block"})).exit_code, 0);
+  expect_same_files(step_dir(plain, 4), step_dir(recompute, 4));
+  const auto arguments = small_run(micro, {"--train.steps", "4", "--batch.micro_batch_size", "1"});
+  ASSERT_EQ(run_program(arguments).exit_code, 0);
+  const auto a = read_log(plain / "run/log.jsonl"), b = read_log(micro / "run/log.jsonl");
+  for (size_t i = 0; i < a.size(); i++) {
+    const double loss = a[i].at("loss"), norm = a[i].at("grad_norm");
+    EXPECT_NEAR(b[i].at("loss").get<double>(), loss, 1e-5 * loss);
+    EXPECT_NEAR(b[i].at("grad_norm").get<double>(), norm, 1e-4 * norm);
+  }
+}
+
+TEST(Train, the_last_batch_of_an_epoch_may_hold_fewer_rows_and_nothing_is_left_out) {
+  const TemporaryDirectory dir;
+  const ProgramResult result = run_program(
+      small_run(dir, {"--train.epochs", "1", "--data.packing", "concat", "--batch.global_batch_size", "64"}));
+  ASSERT_EQ(result.exit_code, 0) << result.output;
+  int64_t tokens = 0;
+  for (const auto& line : read_log(dir / "run/log.jsonl")) tokens += line.at("num_tokens").get<int64_t>();
+  EXPECT_EQ(tokens, 150183);  // of test/fixtures/shakespeare.jsonl
+}
+
+TEST(Train, a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint) {
+  const TemporaryDirectory dir;
+  const ProgramResult result = run_program(small_run(dir, {"--train.steps", "20", "--optimizer.lr", "1e30",
+                                                           "--checkpoint.every", "1", "--schedule.name", "constant"}));
+  EXPECT_EQ(result.exit_code, 1) << result.output;
+  EXPECT_NE(result.output.find("not finite"), std::string::npos) << result.output;
+  EXPECT_TRUE(std::filesystem::exists(step_dir(dir, 1) + "/trainer_state.json"));
+}
+
+TEST(Train, evaluation_lines_hold_eval_loss) {
+  const TemporaryDirectory dir;
+  const ProgramResult result = run_program(small_run(
+      dir, {"--train.steps", "4", "--data.eval", "test/fixtures/shakespeare_eval.jsonl", "--train.eval_every", "2"}));
+  ASSERT_EQ(result.exit_code, 0) << result.output;
+  const auto log = read_log(dir / "run/log.jsonl");
+  EXPECT_FALSE(log[0].contains("eval_loss"));
+  EXPECT_GT(log[1].at("eval_loss").get<double>(), 1.0);
+  EXPECT_LT(log[3].at("eval_loss").get<double>(), log[1].at("eval_loss").get<double>());
+}
+
+TEST(Plan, plan_prints_everything_and_touches_nothing) {
+  const TemporaryDirectory dir;
+  const ProgramResult result = run_program(small_run(dir, {"--train.steps", "4", "--plan"}));
+  ASSERT_EQ(result.exit_code, 0) << result.output;
+  for (const char* part : {"Model", "Training data", "packing efficiency", "Steps", "Memory plan", "recompute"}) {
+    EXPECT_NE(result.output.find(part), std::string::npos) << part;
+  }
+  EXPECT_FALSE(std::filesystem::exists(dir / "run"));
+}
+
+// Rows are full (concat), so that every planned byte is touched.
+TEST(Plan, peak_memory_is_within_5_percent_of_the_plan) {
+  for (const char* recompute : {"none", "block"}) {
+    const TemporaryDirectory dir;
+    const ProgramResult result = run_program({"--model.path",
+                                              "configs/models/bench_v32000.json",
+                                              "--model.init",
+                                              "random",
+                                              "--data.train",
+                                              "test/fixtures/shakespeare.jsonl",
+                                              "--data.seq_len",
+                                              "2048",
+                                              "--data.packing",
+                                              "concat",
+                                              "--data.cache_dir",
+                                              dir / "cache",
+                                              "--batch.global_batch_size",
+                                              "1",
+                                              "--train.steps",
+                                              "2",
+                                              "--checkpoint.dir",
+                                              dir / "run",
+                                              "--memory.recompute",
+                                              recompute});
+    ASSERT_EQ(result.exit_code, 0) << result.output;
+    const std::string key = "total  ";
+    const size_t table = result.output.find("Memory plan");
+    const size_t total = result.output.find("\ntotal", table);
+    ASSERT_NE(total, std::string::npos) << result.output;
+    const std::string line = result.output.substr(total + 1, result.output.find('\n', total + 1) - total - 1);
+    const double planned = std::stod(line.substr(line.find_last_of(' ') + 1));
+    const double used = read_log(dir / "run/log.jsonl").back().at("mem_mib");
+    EXPECT_NEAR(used, planned, 0.05 * planned) << recompute;
+  }
+}
+
+}  // namespace

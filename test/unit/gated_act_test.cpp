@@ -1,0 +1,131 @@
+#include "layers/gated_act.h"
+
+#include "test/testing.h"
+
+namespace {
+
+constexpr GateKind kKinds[] = {GateKind::Silu, GateKind::GeluTanh};
+
+struct Problem {
+  GateKind kind;
+  HostTensor gate_up, dy, y, d_gate_up;
+
+  Problem(int64_t T, int64_t F, GateKind k, DType dtype)
+      : kind(k),
+        gate_up(DType::F64, {T, 2 * F}, "gate_up"),
+        dy(DType::F64, {T, F}, "dy"),
+        y(dtype, {T, F}, "y"),
+        d_gate_up(dtype, {T, 2 * F}, "d_gate_up") {
+    gate_up = gate_up.fill_normal(1, 2.0).to(dtype);
+    dy = dy.fill_normal(2).to(dtype);
+  }
+  void forward() {
+    Device device = Device::cpu();
+    gated_act_forward(device, y, gate_up, kind);
+  }
+  void backward() {
+    Device device = Device::cpu();
+    gated_act_backward(device, d_gate_up, dy, gate_up, kind);
+  }
+};
+
+TEST(GatedAct, gradients_equal_central_differences) {
+  for (const GateKind kind : kKinds) {
+    for (const auto& [T, F] : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {5, 33}}) {
+      Problem p(T, F, kind, DType::F64);
+      p.backward();
+      const auto loss = [&] {
+        p.forward();
+        return dot(p.dy, p.y);
+      };
+      expect_gradient(p.gate_up, p.d_gate_up, loss, "d_gate_up", 1e-6, 512);
+    }
+  }
+}
+
+// torch 2.15.0, fp64: silu and gelu(approximate="tanh") and their derivatives at these z.
+TEST(GatedAct, values_equal_torch) {
+  const double z[] = {-4.0, -1.0, -0.1, 0.0, 0.5, 3.0};
+  const double act[2][6] = {
+      {-0.07194483984836623, -0.2689414213699951, -0.047502081252106004, 0.0, 0.3112296656009273, 2.8577223804672998},
+      {-7.024594819227126e-05, -0.15880800939172324, -0.04601724895456484, 0.0, 0.34571400982514394,
+       2.996362607918227}};
+  const double slope[2][6] = {
+      {-0.05266461489107291, 0.07232948812851325, 0.4500832085017708, 0.5, 0.7399611873026519, 1.0881041060151693},
+      {-0.00033512319712218684, -0.08296408384578252, 0.4204782107282433, 0.5, 0.8673699035346424, 1.0115841666309695}};
+  for (int kind = 0; kind < 2; kind++) {
+    for (const DType dtype : {DType::F64, DType::F32}) {
+      Problem p(1, 6, kKinds[kind], dtype);
+      for (int i = 0; i < 6; i++) p.gate_up.set(i, z[i]), p.gate_up.set(6 + i, 2.0), p.dy.set(i, 3.0);
+      p.forward(), p.backward();
+      for (int i = 0; i < 6; i++) {
+        // torch's fp64 has rounding of 1 + tanh; fp32 that of the exponent a(z), which is up to 11 here: a relative
+        // one.
+        const bool is_f64 = dtype == DType::F64;
+        const double bound = is_f64 ? 1e-15 * std::abs(z[i]) : 20 * 0x1p-24 * std::abs(act[kind][i]);
+        EXPECT_NEAR(p.y.get(i), 2 * act[kind][i], 2 * bound) << kind << " " << z[i];
+        EXPECT_NEAR(p.d_gate_up.get(6 + i), 3 * act[kind][i], 3 * bound) << kind << " " << z[i];
+        EXPECT_NEAR(p.d_gate_up.get(i), 6 * slope[kind][i], 6 * (is_f64 ? 1e-14 : 20 * 0x1p-24)) << kind << " " << z[i];
+      }
+    }
+  }
+}
+
+TEST(GatedAct, fp32_is_within_rounding_of_fp64) {
+  for (const GateKind kind : kKinds) {
+    Problem low(20, 100, kind, DType::F32), exact(20, 100, kind, DType::F64);
+    exact.gate_up = low.gate_up.to(DType::F64), exact.dy = low.dy.to(DType::F64);
+    for (Problem* p : {&low, &exact}) p->forward(), p->backward();
+    // About eight roundings an element, the exponential's counted twice.
+    EXPECT_LE(relative_l2(low.y, exact.y), 8 * 0x1p-24);
+    EXPECT_LE(relative_l2(low.d_gate_up, exact.d_gate_up), 8 * 0x1p-24);
+  }
+}
+
+TEST(GatedAct, large_gates_saturate) {
+  for (const GateKind kind : kKinds) {
+    Problem p(1, 4, kind, DType::F32);
+    const double z[] = {-1e4, -100, 100, 1e4};
+    for (int i = 0; i < 4; i++) p.gate_up.set(i, z[i]), p.gate_up.set(4 + i, 1.0), p.dy.set(i, 1.0);
+    p.forward(), p.backward();
+    for (int i = 0; i < 4; i++) {
+      EXPECT_NEAR(p.y.get(i), i < 2 ? 0.0 : z[i], 1e-20);  // fast_exp never reaches zero
+      EXPECT_NEAR(p.d_gate_up.get(i), i < 2 ? 0.0 : 1.0, 1e-20);
+    }
+  }
+}
+
+TEST(GatedAct, gradient_may_alias_its_input_and_replaces_what_was_there) {
+  for (const GateKind kind : kKinds) {
+    Problem apart(7, 33, kind, DType::F32), in_place(7, 33, kind, DType::F32);
+    apart.d_gate_up.fill(7.0);
+    apart.backward();
+    Device device = Device::cpu();
+    gated_act_backward(device, in_place.gate_up, in_place.dy, in_place.gate_up, kind);
+    EXPECT_TRUE(in_place.gate_up.bit_equal(apart.d_gate_up));
+  }
+}
+
+TEST(GatedAct, threads_change_no_bit) {
+  for (const GateKind kind : kKinds) {
+    Problem one(50, 1001, kind, DType::F32);
+    with_threads(1, [&] { one.forward(), one.backward(); });
+    for (const int threads : {2, 3}) {
+      Problem many(50, 1001, kind, DType::F32);
+      with_threads(threads, [&] { many.forward(), many.backward(); });
+      EXPECT_TRUE(many.y.bit_equal(one.y)) << threads;
+      EXPECT_TRUE(many.d_gate_up.bit_equal(one.d_gate_up)) << threads;
+    }
+  }
+}
+
+TEST(GatedAct, contract_violations_are_named) {
+  Device device = Device::cpu();
+  HostTensor gate_up(DType::F32, {3, 8}, "gate_up"), odd(DType::F32, {3, 7}, "odd"), y(DType::F32, {3, 8}, "y");
+  EXPECT_EQ(error_of([&] { gated_act_forward(device, y, odd, GateKind::Silu); }),
+            "gated_act_forward: gate_up ('odd') is (3, 7), expected (T, 2F)");
+  EXPECT_EQ(error_of([&] { gated_act_forward(device, y, gate_up, GateKind::Silu); }),
+            "gated_act_forward: y ('y') is F32 (3, 8), expected F32 (3, 4)");
+}
+
+}  // namespace

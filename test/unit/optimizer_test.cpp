@@ -1,0 +1,58 @@
+#include "llama/optimizer.h"
+
+#include "test/testing.h"
+
+namespace {
+
+std::vector<ParamUnit> two_units() {
+  ParamUnit first{"embedding", {}}, second{"block 0", {}};
+  first.params.push_back({"embed_tokens.weight", {4, 3}, Init::Normal, {{"model.embed_tokens.weight", {4, 3}, 0}}});
+  second.params.push_back({"norm.weight", {3}, Init::One, {{"model.layers.0.input_layernorm.weight", {3}, 0}}});
+  second.params.push_back({"qkv.bias", {4}, Init::Zero, {{"q_proj.bias", {2}, 0}, {"k_proj.bias", {2}, 2}}});
+  second.params.push_back(
+      {"qkv.weight", {4, 3}, Init::Normal, {{"q_proj.weight", {2, 3}, 0}, {"k_proj.weight", {2, 3}, 6}}});
+  return {first, second};
+}
+
+std::vector<UnitSpec> specs(const std::vector<ParamUnit>& units) {
+  std::vector<UnitSpec> out;
+  for (const ParamUnit& unit : units) {
+    UnitSpec spec{unit.name, {}};
+    for (const ParamSpec& p : unit.params) spec.tensors.push_back({p.name, p.shape});
+    out.push_back(spec);
+  }
+  return out;
+}
+
+TEST(Optimizer, norms_and_biases_do_not_decay_by_default_and_patterns_are_obeyed) {
+  Device device = Device::cpu();
+  for (const bool everything : {false, true}) {
+    Arena arena(device, 1 << 20);
+    const auto units = two_units();
+    ParamStore store(arena, specs(units), DType::F32, device);
+    RunConfig::Optimizer options;
+    options.weight_decay = 0.5;
+    if (everything) options.no_decay = {"*"};
+    AdamW adamw(arena, store, units, options);
+    EXPECT_EQ(adamw.num_decayed(), everything ? 0 : 24);
+    EXPECT_EQ(adamw.num_decayed() + adamw.num_not_decayed(), 31);
+    for (size_t u = 0; u < 2; u++) {
+      store.gather(u);
+      for (const Tensor& t : store.use(u)) std::fill_n(t.as<float>(), t.numel(), 1.0f);
+    }
+    adamw.step(device, store, 0.1, 1.0, 1);  // no gradient: only decay moves a weight
+    const auto value = [&](size_t u, size_t i) { return store.use(u)[i].as<float>()[1]; };
+    EXPECT_FLOAT_EQ(value(0, 0), everything ? 1.0f : 0.95f);
+    EXPECT_FLOAT_EQ(value(1, 0), 1.0f);
+    EXPECT_FLOAT_EQ(value(1, 1), 1.0f);
+    EXPECT_FLOAT_EQ(value(1, 2), everything ? 1.0f : 0.95f);
+  }
+}
+
+TEST(Optimizer, clipping_brings_the_norm_to_the_limit) {
+  EXPECT_DOUBLE_EQ(clip_scale(0.5, 1.0), 1.0);
+  EXPECT_NEAR(clip_scale(4.0, 1.0), 0.25, 1e-6);
+  EXPECT_DOUBLE_EQ(clip_scale(4.0, 0.0), 1.0);
+}
+
+}  // namespace

@@ -1,0 +1,174 @@
+#include "layers/qk_norm.h"
+
+#include "test/testing.h"
+
+namespace {
+
+constexpr double kEps = 1e-5;
+
+struct Case {
+  int64_t T;
+  QkNormShape shape;
+  NormKind kind;
+};
+
+// One token; heads that share kv heads; tails of every vector width; more tokens than partial sums.
+const Case kCases[] = {{1, {1, 1, 2, true}, NormKind::Plain},     {5, {4, 2, 7, true}, NormKind::OnePlus},
+                       {5, {4, 2, 7, false}, NormKind::LateCast}, {33, {6, 3, 20, true}, NormKind::Plain},
+                       {40, {3, 1, 33, false}, NormKind::Plain},  {1100, {2, 1, 4, false}, NormKind::OnePlus}};
+
+struct Problem {
+  QkNormShape shape;
+  int64_t T;
+  NormKind kind;
+  HostTensor qkv, q_weight, k_weight, dy, y, rstd, dqkv, dq_weight, dk_weight;
+
+  int64_t q_width() const { return shape.per_head ? shape.head_dim : shape.num_heads * shape.head_dim; }
+  int64_t k_width() const { return shape.per_head ? shape.head_dim : shape.num_kv_heads * shape.head_dim; }
+  Shape qkv_shape() const { return {T, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim}; }
+
+  Problem(const Case& c, DType dtype)
+      : shape(c.shape),
+        T(c.T),
+        kind(c.kind),
+        qkv(DType::F64, qkv_shape(), "qkv"),
+        q_weight(DType::F64, {q_width()}, "q_weight"),
+        k_weight(DType::F64, {k_width()}, "k_weight"),
+        dy(DType::F64, qkv_shape(), "dy"),
+        y(dtype, qkv_shape(), "y"),
+        rstd(dtype, {T, shape.num_norms()}, "rstd"),
+        dqkv(dtype, qkv_shape(), "dqkv"),
+        dq_weight(dtype, {q_width()}, "dq_weight"),
+        dk_weight(dtype, {k_width()}, "dk_weight") {
+    qkv = qkv.fill_normal(1, 2.0, 0.5).to(dtype);
+    q_weight = q_weight.fill_normal(2, 0.5, 1.0).to(dtype);
+    k_weight = k_weight.fill_normal(3, 0.5, 1.0).to(dtype);
+    dy = dy.fill_normal(4).to(dtype);
+  }
+  void forward() {
+    Device device = Device::cpu();
+    qk_norm_forward(device, y, rstd, qkv, q_weight, k_weight, shape, kEps, kind);
+  }
+  void backward() {
+    Device device = Device::cpu();
+    qk_norm_backward(device, dqkv, dq_weight, dk_weight, dy, qkv, rstd, q_weight, k_weight, shape, kind);
+  }
+};
+
+TEST(QkNorm, gradients_equal_central_differences) {
+  for (const Case& c : kCases) {
+    Problem p(c, DType::F64);
+    p.forward();
+    p.backward();
+    const auto loss = [&] {
+      p.forward();
+      return dot(p.dy, p.y);
+    };
+    expect_gradient(p.qkv, p.dqkv, loss, "dqkv");
+    expect_gradient(p.q_weight, p.dq_weight, loss, "dq_weight");
+    expect_gradient(p.k_weight, p.dk_weight, loss, "dk_weight");
+  }
+}
+
+/// Rows of `width` beginning at element `begin` of every token, as a tensor of their own.
+HostTensor columns(const HostTensor& x, int64_t begin, int64_t width) {
+  const int64_t T = x.shape()[0], token = x.numel() / T;
+  HostTensor out(x.dtype(), {T, width}, "columns");
+  for (int64_t i = 0; i < T * width; i++) out.set(i, x.get(i / width * token + begin + i % width));
+  return out;
+}
+
+TEST(QkNorm, each_norm_is_rmsnorm_of_its_columns_and_v_is_copied) {
+  Device device = Device::cpu();
+  for (const Case& c : kCases) {
+    Problem p(c, DType::F32);
+    p.forward();
+    const int64_t q_norms = c.shape.per_head ? c.shape.num_heads : 1;
+    const int64_t v_begin = (c.shape.num_heads + c.shape.num_kv_heads) * c.shape.head_dim;
+    int64_t begin = 0;
+    for (int64_t i = 0; i < c.shape.num_norms(); i++) {
+      const bool is_k = i >= q_norms;
+      const int64_t width = is_k ? p.k_width() : p.q_width();
+      HostTensor y(DType::F32, {c.T, width}, "y"), rstd(DType::F32, {c.T}, "rstd");
+      rmsnorm_forward(device, y, rstd, columns(p.qkv, begin, width), is_k ? p.k_weight : p.q_weight, kEps, c.kind);
+      EXPECT_TRUE(columns(p.y, begin, width).bit_equal(y)) << "norm " << i;
+      for (int64_t t = 0; t < c.T; t++) ASSERT_EQ(p.rstd.get(t * c.shape.num_norms() + i), rstd.get(t));
+      begin += width;
+    }
+    ASSERT_EQ(begin, v_begin);
+    const int64_t v_width = c.shape.num_kv_heads * c.shape.head_dim;
+    EXPECT_TRUE(columns(p.y, v_begin, v_width).bit_equal(columns(p.qkv, v_begin, v_width)));
+  }
+}
+
+TEST(QkNorm, fp32_is_within_rounding_of_fp64) {
+  for (const Case& c : kCases) {
+    Problem low(c, DType::F32), exact(c, DType::F64);
+    exact.qkv = low.qkv.to(DType::F64), exact.dy = low.dy.to(DType::F64);
+    exact.q_weight = low.q_weight.to(DType::F64), exact.k_weight = low.k_weight.to(DType::F64);
+    for (Problem* p : {&low, &exact}) p->forward(), p->backward();
+    // Every element is rounded at most four times; sums grow an error by at most the square root of their length.
+    const double length = static_cast<double>(low.q_width() + c.T * c.shape.num_heads);
+    const double tolerance = 4 * 0x1p-24 * std::sqrt(length);
+    EXPECT_LE(relative_l2(low.y, exact.y), tolerance);
+    EXPECT_LE(relative_l2(low.dqkv, exact.dqkv), tolerance);
+    EXPECT_LE(relative_l2(low.dq_weight, exact.dq_weight), tolerance);
+    EXPECT_LE(relative_l2(low.dk_weight, exact.dk_weight), tolerance);
+  }
+}
+
+TEST(QkNorm, plain_and_late_cast_are_equal_in_fp32) {
+  Case c = kCases[3];
+  Problem plain(c, DType::F32);
+  c.kind = NormKind::LateCast;
+  Problem late(c, DType::F32);
+  for (Problem* p : {&plain, &late}) p->forward(), p->backward();
+  EXPECT_TRUE(plain.y.bit_equal(late.y));
+  EXPECT_TRUE(plain.dqkv.bit_equal(late.dqkv));
+}
+
+TEST(QkNorm, weight_gradients_accumulate_and_dqkv_may_alias_dy) {
+  for (const Case& c : {kCases[3], kCases[4]}) {
+    Problem once(c, DType::F32), twice(c, DType::F32);
+    once.forward(), twice.forward();
+    once.backward();
+    twice.backward(), twice.backward();
+    for (int64_t i = 0; i < once.dq_weight.numel(); i++) EXPECT_EQ(twice.dq_weight.get(i), 2 * once.dq_weight.get(i));
+    for (int64_t i = 0; i < once.dk_weight.numel(); i++) EXPECT_EQ(twice.dk_weight.get(i), 2 * once.dk_weight.get(i));
+    EXPECT_TRUE(twice.dqkv.bit_equal(once.dqkv));
+    Device device = Device::cpu();
+    qk_norm_backward(device, twice.dy, twice.dq_weight, twice.dk_weight, twice.dy, twice.qkv, twice.rstd,
+                     twice.q_weight, twice.k_weight, twice.shape, twice.kind);
+    EXPECT_TRUE(twice.dy.bit_equal(once.dqkv));
+  }
+}
+
+TEST(QkNorm, threads_change_no_bit) {
+  for (const Case& c : kCases) {
+    Problem one(c, DType::F32);
+    with_threads(1, [&] { one.forward(), one.backward(); });
+    for (const int threads : {2, 3}) {
+      Problem many(c, DType::F32);
+      with_threads(threads, [&] { many.forward(), many.backward(); });
+      EXPECT_TRUE(many.y.bit_equal(one.y)) << threads;
+      EXPECT_TRUE(many.rstd.bit_equal(one.rstd)) << threads;
+      EXPECT_TRUE(many.dqkv.bit_equal(one.dqkv)) << threads;
+      EXPECT_TRUE(many.dq_weight.bit_equal(one.dq_weight)) << threads;
+      EXPECT_TRUE(many.dk_weight.bit_equal(one.dk_weight)) << threads;
+    }
+  }
+}
+
+TEST(QkNorm, contract_violations_are_named) {
+  Problem p(kCases[2], DType::F32);
+  Device device = Device::cpu();
+  EXPECT_EQ(
+      error_of([&] { qk_norm_forward(device, p.y, p.rstd, p.qkv, p.k_weight, p.k_weight, p.shape, kEps, p.kind); }),
+      "qk_norm_forward: q_weight ('k_weight') is F32 (14), expected F32 (28)");
+  p.shape.per_head = true;
+  EXPECT_EQ(error_of([&] { p.backward(); }), "qk_norm_backward: rstd ('rstd') is F32 (5, 2), expected F32 (5, 6)");
+  p.shape.num_kv_heads = 1;
+  EXPECT_EQ(error_of([&] { p.forward(); }), "qk_norm_forward: qkv ('qkv') is F32 (5, 8, 7), expected F32 (5, 6, 7)");
+}
+
+}  // namespace
