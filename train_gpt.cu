@@ -11,6 +11,7 @@
 
 #include "comm/communicator.h"
 #include "data/loader.h"
+#include "layers/core/gemm.h"
 #include "layers/core/log.h"
 #include "layers/core/parallel.h"
 #include "llama/checkpoint.h"
@@ -164,7 +165,7 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   report_steps(console, run, train_data, total_steps, total_rows);
 
   MemoryPlan plan = plan_memory(run, model);
-  plan.host_bytes = static_cast<size_t>(read_process_memory().resident_bytes);
+  plan.host_bytes = static_cast<size_t>(read_process_memory().resident_bytes) + gemm_buffer_bytes(DType::F32);
   report_memory(console, plan, recompute_choices(run, model), run);
   if (run.plan) return 0;
 

@@ -55,6 +55,7 @@ void for_each_token_block(const InputFile& file, int64_t offset, Encoding encodi
   std::vector<char> buffer;
   std::vector<int64_t> tokens(static_cast<size_t>(std::min(num_tokens, kBlockTokens)));
   const int64_t width = bytes_per_token(encoding);
+  if (progress) progress(0, num_tokens * width, "indexing " + file.path().string());
   for (int64_t first = 0; first < num_tokens;) {
     const int64_t count = std::min(kBlockTokens, num_tokens - first);
     read_binary_tokens(file, offset, encoding, first, count, buffer, tokens.data());

@@ -48,7 +48,7 @@ const char* environment(const char* name) {
 
 }  // namespace
 
-IndexWriter::IndexWriter(std::filesystem::path path, FileDescriptor fd)
+IndexWriter::IndexWriter(std::filesystem::path path, FileHandle fd)
     : path_(std::move(path)), fd_(std::move(fd)), end_(sizeof(Header)), checksum_(kMagic) {
   buffer_.reserve(kBufferEntries);
 }
@@ -72,7 +72,7 @@ void IndexWriter::flush() {
   buffer_.clear();
 }
 
-FileDescriptor IndexWriter::finish(const std::string& key) {
+FileHandle IndexWriter::finish(const std::string& key) {
   flush();
   write(end_, key.data(), key.size());
   Header header;
@@ -87,7 +87,7 @@ void IndexWriter::write(int64_t offset, const void* data, size_t size_bytes) {
   const char* p = static_cast<const char*>(data);
   size_t done = 0;
   while (done < size_bytes) {
-    const ssize_t n = pwrite(fd_.get(), p + done, size_bytes - done, offset + static_cast<int64_t>(done));
+    const ssize_t n = pwrite(fd_.fd(), p + done, size_bytes - done, offset + static_cast<int64_t>(done));
     if (n < 0 && errno == EINTR) continue;
     CHECK(n > 0, "cannot write the index '{}' at byte {}: {}; make room, or set data.cache_dir to another disk",
           path_.string(), offset + static_cast<int64_t>(done), n == 0 ? "no progress" : std::strerror(errno));
@@ -95,10 +95,10 @@ void IndexWriter::write(int64_t offset, const void* data, size_t size_bytes) {
   }
 }
 
-std::optional<DocumentIndex> DocumentIndex::load(const std::filesystem::path& path, const FileDescriptor& fd,
+std::optional<DocumentIndex> DocumentIndex::load(const std::filesystem::path& path, const FileHandle& fd,
                                                  const std::string& key) {
   struct stat info {};
-  if (fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_size < static_cast<off_t>(sizeof(Header))) {
+  if (fstat(fd.fd(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_size < static_cast<off_t>(sizeof(Header))) {
     return std::nullopt;
   }
   DocumentIndex index;
@@ -140,7 +140,7 @@ DocumentIndex IndexCache::open(const std::string& name, const std::string& key,
                                const std::function<void(IndexWriter&)>& build) {
   for (const auto& directory : directories_) {
     const auto path = directory / name;
-    const FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    const FileHandle fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (!fd) continue;
     if (auto index = DocumentIndex::load(path, fd, key)) return std::move(*index);
   }
@@ -149,7 +149,7 @@ DocumentIndex IndexCache::open(const std::string& name, const std::string& key,
     std::error_code ignored;
     std::filesystem::create_directories(directory, ignored);
     std::string temporary = (directory / (name + ".XXXXXX")).string();
-    FileDescriptor fd(mkostemp(temporary.data(), O_CLOEXEC));
+    FileHandle fd(mkostemp(temporary.data(), O_CLOEXEC));
     if (!fd) {
       refused += fmt::format("{}'{}' ({})", refused.empty() ? "" : ", ", directory.string(), std::strerror(errno));
       continue;

@@ -60,12 +60,12 @@ struct IndexStats {
 /// that add() does not: encoding, num_loss_tokens, num_empty_documents, min_token, max_token.
 class IndexWriter {
  public:
-  explicit IndexWriter(std::filesystem::path path, FileDescriptor fd);
+  explicit IndexWriter(std::filesystem::path path, FileHandle fd);
 
   void add(const DocumentEntry& entry);
   void add_empty() { stats.num_empty_documents++; }
   /// Writes the header, which makes the file valid, and returns the open file.
-  FileDescriptor finish(const std::string& key);
+  FileHandle finish(const std::string& key);
 
   IndexStats stats;
 
@@ -74,7 +74,7 @@ class IndexWriter {
   void write(int64_t offset, const void* data, size_t size_bytes);
 
   std::filesystem::path path_;
-  FileDescriptor fd_;
+  FileHandle fd_;
   int64_t end_;
   uint64_t checksum_;
   std::vector<DocumentEntry> buffer_;
@@ -83,7 +83,7 @@ class IndexWriter {
 class DocumentIndex {
  public:
   /// The index in `fd` if it is whole, uncorrupted and made for `key`.
-  static std::optional<DocumentIndex> load(const std::filesystem::path& path, const FileDescriptor& fd,
+  static std::optional<DocumentIndex> load(const std::filesystem::path& path, const FileHandle& fd,
                                            const std::string& key);
 
   const IndexStats& stats() const { return stats_; }

@@ -1,5 +1,5 @@
-// Files as the loader reads them: by position, exactly the bytes asked for or an Error. Data files are never mapped,
-// so that a file that shrinks during the run is an error with a name and not a SIGBUS; our own indexes are.
+// Files as they are read: by position, exactly the bytes asked for or an Error. Data files are never mapped, so that a
+// file that shrinks during the run is an error with a name and not a SIGBUS; our own indexes are.
 #pragma once
 
 #include <algorithm>
@@ -18,18 +18,20 @@ static_assert(std::endian::native == std::endian::little, "every binary format h
 /// Called while bytes are read: done, total, and what is being done to which file.
 using IndexProgress = std::function<void(int64_t done_bytes, int64_t total_bytes, const std::string& label)>;
 
-class FileDescriptor {
+/// Owns a file descriptor.
+class FileHandle {
  public:
-  FileDescriptor() = default;
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+  FileHandle() = default;
+  explicit FileHandle(int fd) : fd_(fd) {}
+  FileHandle(FileHandle&& other) noexcept : fd_(other.release()) {}
+  FileHandle& operator=(FileHandle&& other) noexcept {
     std::swap(fd_, other.fd_);
     return *this;
   }
-  ~FileDescriptor();
+  ~FileHandle();
 
-  int get() const { return fd_; }
+  int fd() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
   explicit operator bool() const { return fd_ >= 0; }
 
  private:
@@ -50,16 +52,19 @@ class InputFile {
 
  private:
   std::filesystem::path path_;
-  FileDescriptor fd_;
+  FileHandle fd_;
   int64_t size_bytes_ = 0;
   int64_t modified_ns_ = 0;
 };
+
+/// A small file as a string; an Error when it is longer than `max_bytes`.
+std::string read_file(const std::filesystem::path& path, int64_t max_bytes = int64_t{100} << 20);
 
 /// A whole file in memory on demand. Only for files that nobody changes in place.
 class MappedFile {
  public:
   MappedFile() = default;
-  MappedFile(const FileDescriptor& fd, int64_t size_bytes, const std::filesystem::path& path);
+  MappedFile(const FileHandle& fd, int64_t size_bytes, const std::filesystem::path& path);
   MappedFile(MappedFile&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_bytes_(std::exchange(other.size_bytes_, 0)) {}
   MappedFile& operator=(MappedFile&& other) noexcept {

@@ -38,10 +38,6 @@ FileHandle open_file(const fs::path& path, int flags) {
 
 }  // namespace
 
-FileHandle::~FileHandle() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
 FileHandle FileSystem::create(const fs::path& path) const {
   if (const int error = fault("create", path)) fail_operation("create", path, error);
   FileHandle file = open_file(path, O_RDWR | O_CREAT | O_TRUNC);
@@ -137,43 +133,6 @@ void FileSystem::remove_all(const fs::path& path) const {
   if (const int injected = fault("remove", path)) fail_operation("remove", path, injected);
   fs::remove(path, error);
   if (error) fail_operation("remove", path, error.value());
-}
-
-FileHandle open_for_reading(const fs::path& path) {
-  FileHandle file = open_file(path, O_RDONLY);
-  CHECK(file, "cannot open '{}': {}", path.string(), std::strerror(errno));
-  return file;
-}
-
-int64_t file_size_bytes(const FileHandle& file, const fs::path& path) {
-  struct stat status;
-  CHECK(::fstat(file.fd(), &status) == 0, "cannot inspect '{}': {}", path.string(), std::strerror(errno));
-  CHECK(S_ISREG(status.st_mode), "'{}' is {}, not a file", path.string(),
-        S_ISDIR(status.st_mode) ? "a directory" : "a device or pipe");
-  return status.st_size;
-}
-
-void read_exactly(const FileHandle& file, const fs::path& path, int64_t offset, int64_t size_bytes, void* out) {
-  char* to = static_cast<char*>(out);
-  while (size_bytes > 0) {
-    const ssize_t n = retry([&] { return ::pread(file.fd(), to, static_cast<size_t>(size_bytes), offset); });
-    CHECK(n >= 0, "cannot read {} bytes at {} of '{}': {}", size_bytes, offset, path.string(), std::strerror(errno));
-    CHECK(n > 0, "'{}' ends at byte {}, {} bytes early: it became shorter while it was being read", path.string(),
-          offset, size_bytes);
-    to += n;
-    offset += n;
-    size_bytes -= n;
-  }
-}
-
-std::string read_file(const fs::path& path, int64_t max_bytes) {
-  const FileHandle file = open_for_reading(path);
-  const int64_t size_bytes = file_size_bytes(file, path);
-  CHECK(size_bytes <= max_bytes, "'{}' has {} bytes, more than the {} that such a file may have", path.string(),
-        size_bytes, max_bytes);
-  std::string text(static_cast<size_t>(size_bytes), '\0');
-  read_exactly(file, path, 0, size_bytes, text.data());
-  return text;
 }
 
 int64_t free_bytes(const fs::path& path) {

@@ -9,25 +9,7 @@
 #include <string_view>
 #include <utility>
 
-/// Owns a file descriptor.
-class FileHandle {
- public:
-  FileHandle() = default;
-  explicit FileHandle(int fd) : fd_(fd) {}
-  FileHandle(FileHandle&& other) noexcept : fd_(other.release()) {}
-  FileHandle& operator=(FileHandle&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~FileHandle();
-
-  int fd() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-  explicit operator bool() const { return fd_ >= 0; }
-
- private:
-  int fd_ = -1;
-};
+#include "data/file.h"
 
 class FileSystem {
  public:
@@ -68,14 +50,5 @@ class FileSystem {
   Fault fault_;
 };
 
-/// Opens a file for reading; an Error says why it cannot be.
-FileHandle open_for_reading(const std::filesystem::path& path);
-/// Length of an open regular file; an Error for anything else (a directory, a pipe).
-int64_t file_size_bytes(const FileHandle& file, const std::filesystem::path& path);
-/// Exactly `size_bytes` from `offset`; an Error when the file ends before. Thread-safe.
-void read_exactly(const FileHandle& file, const std::filesystem::path& path, int64_t offset, int64_t size_bytes,
-                  void* out);
-/// A small file as a string; an Error when it is longer than `max_bytes`.
-std::string read_file(const std::filesystem::path& path, int64_t max_bytes = int64_t{100} << 20);
 /// Bytes that this user can still write on the disk that holds `path`; -1 when unknown.
 int64_t free_bytes(const std::filesystem::path& path);

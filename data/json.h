@@ -6,8 +6,11 @@
 #include <string>
 #include <string_view>
 
+enum class JsonComments { Refused, Allowed };  ///< // and /* */
+
 /// An Error begins with `where` and names the key or the place.
-nlohmann::json parse_json(std::string_view text, const std::string& where);
+nlohmann::json parse_json(std::string_view text, const std::string& where,
+                          JsonComments comments = JsonComments::Refused);
 
 /// As nlohmann's dump; bytes that are not UTF-8 (an odd file name) become U+FFFD instead of an exception. `indent` < 0:
 /// one line. Here, so that the serializer is compiled once.

@@ -364,6 +364,7 @@ void index_jsonl(const InputFile& file, IndexWriter& writer, const IndexProgress
   std::vector<char> buffer;
   std::vector<Part> parts(static_cast<size_t>(num_threads()));
   int64_t block_offset = 0, kept = 0, line = 0;  // kept: bytes of a line that began in an earlier block
+  if (progress) progress(0, file.size_bytes(), "indexing " + name);
   while (block_offset + kept < file.size_bytes()) {
     const int64_t n = std::min(kBlockBytes, file.size_bytes() - block_offset - kept);
     buffer.resize(static_cast<size_t>(std::max(kept + n, static_cast<int64_t>(buffer.size()))));

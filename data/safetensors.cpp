@@ -209,11 +209,13 @@ void check_tiling(const SafetensorsHeader& header, int64_t data_begin, int64_t f
         path.string(), file_size - end, end);
 }
 
-std::string read_header(const FileHandle& file, int64_t file_size, const fs::path& path) {
+std::string read_header(const InputFile& file) {
+  const fs::path& path = file.path();
+  const int64_t file_size = file.size_bytes();
   CHECK(file_size >= kSizeFieldBytes, "'{}' has {} bytes, too few for a safetensors file: it is empty or truncated",
         path.string(), file_size);
   uint64_t size_field = 0;
-  read_exactly(file, path, 0, kSizeFieldBytes, &size_field);
+  file.read(0, kSizeFieldBytes, &size_field);
   CHECK(std::memcmp(&size_field, "version ", sizeof(size_field)) != 0,
         "'{}' is a git-lfs pointer, not the file itself; fetch it with `git lfs pull`", path.string());
   CHECK(
@@ -225,7 +227,7 @@ std::string read_header(const FileHandle& file, int64_t file_size, const fs::pat
         "'{}' says that its header has {} bytes, but only {} follow: it is truncated; copy or download it again",
         path.string(), size_field, file_size - kSizeFieldBytes);
   std::string text(size_field, '\0');
-  read_exactly(file, path, kSizeFieldBytes, static_cast<int64_t>(size_field), text.data());
+  file.read(kSizeFieldBytes, static_cast<int64_t>(size_field), text.data());
   return text;
 }
 
@@ -330,28 +332,26 @@ SafetensorsHeader parse_safetensors_header(std::string_view text, int64_t file_s
   return header;
 }
 
-SafetensorsFile::SafetensorsFile(const fs::path& path) : path_(path), file_(open_for_reading(path)) {
-  const int64_t file_size = file_size_bytes(file_, path_);
-  header_ = parse_safetensors_header(read_header(file_, file_size, path_), file_size, path_);
-}
+SafetensorsFile::SafetensorsFile(const fs::path& file)
+    : file_(file), header_(parse_safetensors_header(read_header(file_), file_.size_bytes(), file)) {}
 
 void SafetensorsFile::read(const std::string& name, int64_t begin, int64_t count, DType to, void* out) const {
-  const TensorInfo& info = find_tensor(tensors(), name, path_);
-  check_range(info, name, begin, count, path_);
+  const TensorInfo& info = find_tensor(tensors(), name, path());
+  check_range(info, name, begin, count, path());
   CHECK(info.dtype, "'{}': tensor '{}' has dtype {}, which is not supported; convert the checkpoint to BF16 or F32",
-        path_.string(), name, info.dtype_name);
+        path().string(), name, info.dtype_name);
   const DType from = *info.dtype;
   if (from == to) {
-    return read_exactly(file_, path_, info.file_begin + bytes_of(from, begin), bytes_of(from, count), out);
+    return file_.read(info.file_begin + bytes_of(from, begin), bytes_of(from, count), out);
   }
   const Converter convert_chunk = converter(from, to);
-  CHECK(convert_chunk, "'{}': tensor '{}' has dtype {}, which cannot be read as {}", path_.string(), name,
+  CHECK(convert_chunk, "'{}': tensor '{}' has dtype {}, which cannot be read as {}", path().string(), name,
         info.dtype_name, name_of(to));
   const int64_t chunk = std::min(count, kChunkBytes / bytes_of(from, 1));
   std::vector<char> buffer(static_cast<size_t>(bytes_of(from, chunk)));
   for (int64_t done = 0; done < count; done += chunk) {
     const int64_t n = std::min(chunk, count - done);
-    read_exactly(file_, path_, info.file_begin + bytes_of(from, begin + done), bytes_of(from, n), buffer.data());
+    file_.read(info.file_begin + bytes_of(from, begin + done), bytes_of(from, n), buffer.data());
     convert_chunk(static_cast<char*>(out) + bytes_of(to, done), buffer.data(), n);
   }
 }
@@ -448,11 +448,12 @@ SafetensorsWriter::SafetensorsWriter(const fs::path& path, const std::vector<Ten
     return;
   }
   file_ = file_system_.open(path_);
-  const int64_t file_size = file_size_bytes(file_, path_);
-  CHECK(file_size == layout.file_size, "'{}' has {} bytes, but this rank expects {}: the ranks do not write the same",
-        path.string(), file_size, layout.file_size);
+  const InputFile written(path_);
+  CHECK(written.size_bytes() == layout.file_size,
+        "'{}' has {} bytes, but this rank expects {}: the ranks do not write the same", path.string(),
+        written.size_bytes(), layout.file_size);
   std::string header(layout.header.size(), '\0');
-  read_exactly(file_, path_, 0, static_cast<int64_t>(header.size()), header.data());
+  written.read(0, static_cast<int64_t>(header.size()), header.data());
   CHECK(header == layout.header, "'{}' has another header than this rank expects: the ranks do not write the same",
         path.string());
 }

@@ -40,7 +40,7 @@ class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
 
-  const std::filesystem::path& path() const { return path_; }
+  const std::filesystem::path& path() const { return file_.path(); }
   const std::map<std::string, TensorInfo>& tensors() const { return header_.tensors; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
 
@@ -49,8 +49,7 @@ class SafetensorsFile {
   void read(const std::string& name, int64_t begin, int64_t count, DType to, void* out) const;
 
  private:
-  std::filesystem::path path_;
-  FileHandle file_;
+  InputFile file_;
   SafetensorsHeader header_;
 };
 

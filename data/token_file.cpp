@@ -115,7 +115,8 @@ std::string key_line(const InputFile& file) {
                      fs::absolute(file.path()).string());
 }
 
-DocumentIndex open_index(const TokenPath& path, const InputFile& file, IndexCache& cache, const IndexProgress& progress) {
+DocumentIndex open_index(const TokenPath& path, const InputFile& file, IndexCache& cache,
+                         const IndexProgress& progress) {
   std::optional<InputFile> idx;
   if (path.format == TokenFormat::Megatron) idx.emplace(path.index);
   const std::string key =

@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
-#include <fstream>
-#include <sstream>
 
+#include "data/file.h"
+#include "data/json.h"
 #include "llama/config_reader.h"
 #include "llama/config_rope.h"
 #include "llama/family.h"
@@ -20,7 +21,7 @@ namespace {
 constexpr int64_t kMaxWidth = int64_t{1} << 22, kMaxVocab = int64_t{1} << 24, kMaxLayers = 2048,
                   kMaxHeadDim = int64_t{1} << 16;
 constexpr int64_t kMaxPositions = int64_t{1} << 40;
-constexpr size_t kMaxFileBytes = size_t{16} << 20;
+constexpr int64_t kMaxFileBytes = int64_t{16} << 20;
 constexpr double kMaxMultiplier = 1e9;
 
 // ---- keys that change the maths
@@ -37,6 +38,8 @@ constexpr const char* kNoDropout = "dropout is not supported; set it to 0.0 in c
 constexpr const char* kNoExperts = "mixtures of experts are not supported";
 constexpr const char* kNoMultiplier = "multipliers of this kind are not supported";
 constexpr const char* kCausalOnly = "only causal language models are supported";
+constexpr const char* kIgnored =
+    "transformers ignores it for this model_type, and so would this trainer; remove it or set it to null";
 constexpr const char* kNoMla = "latent attention (DeepSeek's MLA) is not supported";
 
 constexpr std::array<DangerousKey, 32> kDangerousKeys = {{
@@ -103,10 +106,7 @@ void refuse_unless(const ConfigReader& reader, const char* key, HarmlessIf rule,
 void refuse_dangerous_keys(const ConfigReader& reader, const Family& family) {
   for (const DangerousKey& d : kDangerousKeys) refuse_unless(reader, d.key, d.harmless, d.why);
   const auto unless = [&](bool heeded, const char* key, HarmlessIf rule) {
-    if (!heeded)
-      refuse_unless(
-          reader, key, rule,
-          "transformers ignores it for this model_type, and so would this trainer; remove it or set it to null");
+    if (!heeded) refuse_unless(reader, key, rule, kIgnored);
   };
   unless(family.qkv_bias != BiasRule::Never, "attention_bias", HarmlessIf::NullOrFalse);
   unless(family.has_mlp_bias_key, "mlp_bias", HarmlessIf::NullOrFalse);
@@ -195,8 +195,8 @@ void read_activation(ModelConfig& c, const ConfigReader& reader, const Family& f
   const char* key = family.is_gemma ? "hidden_activation" : "hidden_act";
   const std::string legal = family.is_gemma ? "gelu_pytorch_tanh" : "silu";
   const std::string name = reader.text(key, legal);
-  if (name != legal && !(legal == "silu" && name == "swish"))
-    reader.refuse(key, "only \"{}\" is supported for {}", legal, family.model_type);
+  if (name == legal || (legal == "silu" && name == "swish")) return;
+  reader.refuse(key, "only \"{}\" is supported for {}", legal, family.model_type);
 }
 
 void read_head(ModelConfig& c, const ConfigReader& reader, const Family& family) {
@@ -345,20 +345,6 @@ void read_layers(ModelConfig& c, const ConfigReader& reader, const Family& famil
   }
 }
 
-std::string read_file(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  CHECK(file, "{}: cannot be opened; model.path must be a Hugging Face checkpoint directory or its config.json",
-        path.string());
-  std::error_code error;
-  const auto size = std::filesystem::file_size(path, error);
-  CHECK(!error && size <= kMaxFileBytes, "{}: {}, a config.json is a file of at most {} bytes", path.string(),
-        error ? error.message() : fmt::format("{} bytes", size), kMaxFileBytes);
-  std::ostringstream text;
-  text << file.rdbuf();
-  CHECK(!file.bad(), "{}: reading failed", path.string());
-  return text.str();
-}
-
 }  // namespace
 
 ModelConfig parse_model_config(const json& hf, const std::string& where) {
@@ -387,5 +373,8 @@ ModelConfig parse_model_config(const json& hf, const std::string& where) {
 ModelConfig load_model_config(const std::filesystem::path& path) {
   std::error_code error;
   const auto file = std::filesystem::is_directory(path, error) ? path / "config.json" : path;
-  return parse_model_config(parse_config_json(read_file(file), file.string()), file.string());
+  CHECK(std::filesystem::exists(file, error),
+        "{}: there is no such file; model.path must be a Hugging Face checkpoint directory or its config.json",
+        file.string());
+  return parse_model_config(parse_json(read_file(file, kMaxFileBytes), file.string()), file.string());
 }

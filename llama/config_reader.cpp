@@ -7,7 +7,6 @@ using nlohmann::json;
 
 namespace {
 
-constexpr int kMaxDepth = 32;
 constexpr size_t kMaxShown = 60;
 
 /// A JSON number as int64_t, if it is one that fits.
@@ -115,16 +114,4 @@ std::string ConfigReader::shown(const json& value) {
   std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
   if (text.size() > kMaxShown) text = text.substr(0, kMaxShown) + "...";
   return text;
-}
-
-json parse_config_json(std::string_view text, const std::string& where) {
-  const auto bounded = [&](int depth, json::parse_event_t, json&) {
-    CHECK(depth <= kMaxDepth, "{}: nested deeper than {} levels, which no config.json is", where, kMaxDepth);
-    return true;
-  };
-  try {
-    return json::parse(text, bounded);
-  } catch (const json::exception& e) {
-    fail("{}: not valid JSON: {}", where, e.what());
-  }
 }

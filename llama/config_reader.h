@@ -52,6 +52,3 @@ class ConfigReader {
   const nlohmann::json* object_;
   std::string where_, path_;
 };
-
-/// Parses the text of a config.json; an Error names the line and column. Nesting is bounded.
-nlohmann::json parse_config_json(std::string_view text, const std::string& where);

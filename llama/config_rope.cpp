@@ -21,9 +21,9 @@ std::string read_type(const ConfigReader& dict, const Family& family) {
   std::string type = dict.text(key, "");
   if (type.empty()) {
     for (const char* scaling : {"factor", "low_freq_factor", "short_factor", "long_factor"}) {
-      if (dict.has(scaling))
-        dict.refuse(scaling, "but there is no \"rope_type\" beside it, so transformers ignores it; name the type ({})",
-                    listed(family.rope_types));
+      if (!dict.has(scaling)) continue;
+      dict.refuse(scaling, "but there is no \"rope_type\" beside it, so transformers ignores it; name the type ({})",
+                  listed(family.rope_types));
     }
     return "default";
   }
@@ -40,8 +40,9 @@ int64_t read_original_positions(const ConfigReader& top, const ConfigReader& dic
   const char* key = "original_max_position_embeddings";
   const auto in_dict = dict.optional_integer(key, P, 2, kMaxPositions, true);
   if (family.local_rope_theta) {
-    if (top.has(key))
+    if (top.has(key)) {
       top.refuse(key, "transformers 5 reads it inside rope_scaling only for {}: move it there", family.model_type);
+    }
     return in_dict.value_or(P);
   }
   if (top.has(key)) return top.integer(key, 0, 2, kMaxPositions, true);

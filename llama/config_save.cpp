@@ -1,5 +1,6 @@
 // Writes config.json so that transformers 4.57 and 5.24 both build the model that was trained: 4.57 reads `rope_theta`
 // and `rope_scaling`, 5.24 `rope_parameters`, and 5.24 wants floats with a point and whole numbers without.
+#include <algorithm>
 #include <cmath>
 
 #include "layers/core/check.h"

@@ -3,5 +3,5 @@
 
 #include "layers/core/device.h"
 
-/// The best of a few products of square matrices, in FLOP/s; takes about a tenth of a second on two cores.
+/// The best of the products of square matrices that fit into a third of a second, in FLOP/s.
 double measure_gemm_peak(Device& device);

@@ -4,8 +4,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 
+#include "data/file.h"
+#include "data/json.h"
 #include "layers/core/check.h"
 #include "llama/human_number.h"
 #include "llama/run_options.h"
@@ -17,17 +18,7 @@ using nlohmann::json;
 
 namespace {
 
-std::string read_file(const std::string& path) {
-  constexpr size_t kLargest = size_t{1} << 20;
-  std::ifstream in(path, std::ios::binary);
-  CHECK(in, "{}: cannot read the run configuration: {}", path, std::strerror(errno));
-  std::string text(kLargest + 1, '\0');
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  CHECK(!in.bad(), "{}: cannot read the run configuration (a directory?)", path);
-  text.resize(static_cast<size_t>(in.gcount()));
-  CHECK(text.size() <= kLargest, "{}: a run configuration of more than {} bytes is not one", path, kLargest);
-  return text;
-}
+constexpr int64_t kLargestConfig = int64_t{1} << 20;
 
 [[noreturn]] void fail_unknown(const std::string& key, const std::string& where) {
   fail("unknown option '{}' ({}): did you mean '{}'? `train_gpt --help` lists every option", key.substr(0, 80), where,
@@ -63,7 +54,7 @@ void apply_json(RunConfig& run, const json& config, const std::string& where) {
 
 RunConfig parse_run_config_json(std::string_view text, const std::string& where) {
   RunConfig run;
-  apply_json(run, parse_json_text(text, where), where);
+  apply_json(run, parse_json(text, where, JsonComments::Allowed), where);
   return run;
 }
 
@@ -209,7 +200,8 @@ RunConfig parse_run_config(int argc, const char* const* argv) {
   CHECK(argc > 1, "nothing to train.\n{}", usage_text());
   run.config_path = arguments.config_path;
   if (!run.config_path.empty()) {
-    apply_json(run, parse_json_text(read_file(run.config_path), run.config_path), run.config_path);
+    const std::string text = read_file(run.config_path, kLargestConfig);
+    apply_json(run, parse_json(text, run.config_path, JsonComments::Allowed), run.config_path);
   }
   apply_arguments(run, arguments);
   validate_run_config(run);

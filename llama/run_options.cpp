@@ -5,6 +5,7 @@
 #include <numeric>
 #include <set>
 
+#include "data/json.h"
 #include "layers/core/check.h"
 #include "llama/human_number.h"
 
@@ -218,7 +219,7 @@ namespace {
 /// Text that looks like JSON must be JSON: a glob that starts with a bracket is written ./[ab]*.jsonl.
 json from_argument(const std::string& key, const std::string& text) {
   const bool looks_like_json = !text.empty() && (text[0] == '[' || text[0] == '{');
-  return looks_like_json ? parse_json_text(text, "--" + key) : json(text);
+  return looks_like_json ? parse_json(text, "--" + key, JsonComments::Allowed) : json(text);
 }
 
 json list_from_arguments(const std::string& key, const std::vector<std::string>& arguments) {
@@ -243,37 +244,6 @@ json option_from_arguments(const Option& option, const std::vector<std::string>&
   if (option.is_nullable() && text == "null") return json();
   if (std::holds_alternative<bool*>(option.value) && (text == "true" || text == "false")) return json(text == "true");
   return json(text);
-}
-
-// ---- JSON text
-
-json parse_json_text(std::string_view text, const std::string& where) {
-  constexpr int kDeepest = 16;  // no option nests deeper than 4
-  std::vector<std::set<std::string>> seen;
-  std::vector<std::string> path;
-  const auto check = [&](int depth, json::parse_event_t event, json& parsed) {
-    CHECK(depth <= kDeepest, "{}: nested deeper than {} levels", where, kDeepest);
-    if (event == json::parse_event_t::object_start) {
-      seen.resize(static_cast<size_t>(depth) + 1);
-      seen.back().clear();
-    }
-    if (event == json::parse_event_t::key) {
-      path.resize(static_cast<size_t>(depth));
-      path.back() = parsed.get<std::string>();
-      std::string dotted;
-      for (const std::string& p : path) dotted += (dotted.empty() || p.empty() ? "" : ".") + p;
-      CHECK(seen[static_cast<size_t>(depth) - 1].insert(path.back()).second, "{}: '{}' is given twice", where,
-            dotted.substr(0, kLongestShown));
-    }
-    return true;
-  };
-  try {
-    return json::parse(text.begin(), text.end(), check, true, true);
-  } catch (const json::exception& e) {
-    const std::string what = e.what();  // "[json.exception.parse_error.101] parse error at line 3, column 5: ..."
-    const size_t end_of_id = what.find("] ");
-    fail("{}: {}", where, end_of_id == std::string::npos ? what : what.substr(end_of_id + 2));
-  }
 }
 
 // ---- Unknown keys

@@ -67,9 +67,6 @@ nlohmann::json write_option(const Option& option);
 /// The arguments after --key as the JSON that CONFIG.json would hold.
 nlohmann::json option_from_arguments(const Option& option, const std::vector<std::string>& arguments);
 
-/// JSON with comments allowed; an Error for syntax, duplicate keys and absurd nesting names `where` and the place.
-nlohmann::json parse_json_text(std::string_view text, const std::string& where);
-
 /// The known key (or section) that is most like `key`.
 std::string nearest_key(const std::string& key);
 

@@ -317,4 +317,6 @@ inline constexpr PublishedModel kGemma3_1B = {
  "sliding_window_pattern": 6, "tie_word_embeddings": true, "transformers_version": "5.24.0",
  "use_bidirectional_attention": false, "use_cache": true, "vocab_size": 262144})json"};
 
-inline constexpr const PublishedModel* kPublishedModels[] = {&kLlama31_8B, &kLlama32_1B, &kMistral7B_v01, &kMistral7B_v03, &kQwen25_05B, &kQwen25_7B, &kQwen3_06B, &kQwen3_8B, &kSmolLM3_3B, &kOLMo2_7B, &kPhi3_mini_128k, &kPhi4_mini, &kGemma2_2B, &kGemma3_1B};
+inline constexpr const PublishedModel* kPublishedModels[] = {
+    &kLlama31_8B, &kLlama32_1B, &kMistral7B_v01, &kMistral7B_v03,  &kQwen25_05B, &kQwen25_7B, &kQwen3_06B,
+    &kQwen3_8B,   &kSmolLM3_3B, &kOLMo2_7B,      &kPhi3_mini_128k, &kPhi4_mini,  &kGemma2_2B, &kGemma3_1B};

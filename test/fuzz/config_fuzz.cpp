@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "data/json.h"
 #include "llama/config_reader.h"
 #include "llama/params.h"
 
@@ -25,7 +26,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   ModelConfig config;
   try {
-    config = parse_model_config(parse_config_json(text, "fuzz"), "fuzz");
+    config = parse_model_config(parse_json(text, "fuzz"), "fuzz");
   } catch (const Error&) {
     return 0;
   }
@@ -40,7 +41,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   require(total > 0 && total < (int64_t{1} << 60), "the number of parameters does not overflow");
   const nlohmann::json saved = config_to_save(config, "float32");
-  const ModelConfig again = parse_model_config(parse_config_json(saved.dump(), "saved"), "saved");
+  const ModelConfig again = parse_model_config(parse_json(saved.dump(), "saved"), "saved");
   require(config_to_save(again, "float32") == saved, "a saved config.json reads back as the same model");
   return 0;
 }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 
 #include "llama/config_reader.h"
 #include "test/hf_configs.h"
@@ -468,7 +469,7 @@ TEST(ConfigRefusals, windows_that_mean_two_things) {
 TEST(ConfigRefusals, files_that_are_not_there_or_not_json) {
   const std::string missing = error_of([] { load_model_config("no/such/dir"); });
   EXPECT_NE(missing.find("no/such/dir"), std::string::npos);
-  EXPECT_NE(missing.find("cannot be opened"), std::string::npos);
+  EXPECT_NE(missing.find("there is no such file"), std::string::npos);
   const fs::path dir = fs::path(testing::TempDir()) / "config_test";
   fs::create_directories(dir);
   const auto with_text = [&](const std::string& text) {
@@ -476,12 +477,12 @@ TEST(ConfigRefusals, files_that_are_not_there_or_not_json) {
     return error_of([&] { load_model_config(dir); });
   };
   EXPECT_NE(with_text("{\"model_type\": \"llama\",\n}").find("line 2"), std::string::npos);
-  EXPECT_NE(with_text("").find("not valid JSON"), std::string::npos);
+  EXPECT_NE(with_text("").find("not JSON"), std::string::npos);
   EXPECT_NE(with_text("[1]").find("one object"), std::string::npos);
   EXPECT_NE(with_text(std::string(1 << 20, '[')).find("nested deeper"), std::string::npos);
-  EXPECT_NE(with_text("{\"x\": 1e999}").find("not valid JSON"), std::string::npos);
-  EXPECT_NE(with_text("{\"rms_norm_eps\": NaN}").find("not valid JSON"), std::string::npos);
-  EXPECT_NE(with_text(std::string(17 << 20, ' ')).find("at most"), std::string::npos);
+  EXPECT_NE(with_text("{\"x\": 1e999}").find("not JSON"), std::string::npos);
+  EXPECT_NE(with_text("{\"rms_norm_eps\": NaN}").find("not JSON"), std::string::npos);
+  EXPECT_NE(with_text(std::string(17 << 20, ' ')).find("more than the 16777216"), std::string::npos);
   EXPECT_EQ(with_text(kLlama31_8B.v4), "(no error)");
   fs::remove_all(dir);
 }

@@ -262,13 +262,13 @@ TEST(Safetensors, every_fault_of_a_file_is_named) {
       {raw_file("", ""), "'@': header: it does not begin with '{': this is no safetensors file"},
       {raw_file(" {}", ""), "'@': header: it does not begin with '{': this is no safetensors file"},
       {raw_file("{\"a\":", ""),
-       "'@': header: not JSON: [json.exception.parse_error.101] parse error at line 1, column 6: syntax error while "
+       "'@': header: not JSON: parse error at line 1, column 6: syntax error while "
        "parsing value - unexpected end of input; expected '[', '{', or a literal"},
       {raw_file("{}\0 x"s, ""), "'@': header: not JSON: a NUL byte at offset 2"},
-      {raw_file("{"s + kOne + "," + kOne + "}", eight), "'@': header: the key 'a' comes twice"},
+      {raw_file("{"s + kOne + "," + kOne + "}", eight), "'@': header: 'a' is given twice"},
       {tensor(R"({"dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8]})", eight),
-       "'@': header: the key 'dtype' comes twice"},
-      {tensor(std::string(100, '['), ""), "'@': header: JSON nested more than 64 deep"},
+       "'@': header: 'a.dtype' is given twice"},
+      {tensor(std::string(100, '['), ""), "'@': header: nested deeper than 64 levels"},
       {tensor("7", ""), "'@': tensor 'a': its header entry is no JSON object"},
       {raw_file(R"({"__metadata__":[]})", ""), "'@': header: __metadata__ is no JSON object"},
       {raw_file(R"({"__metadata__":{"format":1}})", ""), "'@': header: __metadata__ 'format' is no string"},
@@ -356,8 +356,7 @@ TEST(Safetensors, a_file_that_shrinks_while_open_is_an_error) {
   const SafetensorsFile file(path);
   fs::resize_file(path, fs::file_size(path) - 8);
   std::vector<float> out(1000);
-  EXPECT_NE(error_of([&] { file.read("t", 0, 1000, DType::F32, out.data()); }, path)
-                .find("8 bytes early: it became shorter while it was being read"),
+  EXPECT_NE(error_of([&] { file.read("t", 0, 1000, DType::F32, out.data()); }, path).find("it was changed meanwhile"),
             std::string::npos);
 }
 
@@ -417,7 +416,7 @@ TEST(SafetensorsDirectory, index_and_shards_that_disagree_are_named) {
     s.index(R"({"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors","c":"model-2.safetensors"}})");
     EXPECT_EQ(s.error(), where + ": tensor 'c' should be in 'model-2.safetensors', which does not have it");
     s.index(R"({"weight_map":{"a":"model-1.safetensors","a":"model-2.safetensors"}})");
-    EXPECT_EQ(s.error(), where + ": the key 'a' comes twice");
+    EXPECT_EQ(s.error(), where + ": 'a' is given twice");
     for (const char* escape : {"../model-1.safetensors", "/etc/passwd", "..", "", "sub/model-1.safetensors"}) {
       s.index(fmt::format(R"({{"weight_map":{{"a":"{}"}}}})", escape));
       EXPECT_EQ(s.error(), where + fmt::format(": tensor 'a' is said to be in '{}', which is no file name in this "
