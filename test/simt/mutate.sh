@@ -53,7 +53,11 @@ compile() { make -s -C "$scratch" "$(program "$1")" > "$scratch/log" 2>&1; }
 passes() { (cd "$scratch" && timeout 600 "$(program "$1")" --gtest_brief=1 > "$scratch/log" 2>&1); }
 
 for build in $builds; do
-  compile "$build" && passes "$build" || { tail -20 "$scratch/log"; echo "the tests fail without a mutation"; exit 1; }
+  if ! { compile "$build" && passes "$build"; }; then
+    tail -20 "$scratch/log"
+    echo "the tests fail without a mutation"
+    exit 1
+  fi
 done
 
 survivors=0

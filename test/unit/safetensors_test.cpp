@@ -416,7 +416,7 @@ TEST(SafetensorsDirectory, index_and_shards_that_disagree_are_named) {
     s.index(R"({"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors","c":"model-2.safetensors"}})");
     EXPECT_EQ(s.error(), where + ": tensor 'c' should be in 'model-2.safetensors', which does not have it");
     s.index(R"({"weight_map":{"a":"model-1.safetensors","a":"model-2.safetensors"}})");
-    EXPECT_EQ(s.error(), where + ": 'a' is given twice");
+    EXPECT_EQ(s.error(), where + ": 'weight_map.a' is given twice");
     for (const char* escape : {"../model-1.safetensors", "/etc/passwd", "..", "", "sub/model-1.safetensors"}) {
       s.index(fmt::format(R"({{"weight_map":{{"a":"{}"}}}})", escape));
       EXPECT_EQ(s.error(), where + fmt::format(": tensor 'a' is said to be in '{}', which is no file name in this "
