@@ -53,10 +53,8 @@ OBJ := $(SRC:%.cpp=$(B)/%.o) $(CU:%.cu=$(B)/%.cu.o)
 LIB := $(B)/libtrain_gpt.a
 
 .PHONY: all
-all: build/train_gpt
-
-build/train_gpt: $(B)/train_gpt
-	@ln -sfn $(FLAVOUR)/train_gpt $@
+all: $(B)/train_gpt
+	@ln -sfn $(FLAVOUR)/train_gpt build/train_gpt
 
 $(B)/train_gpt: $(B)/train_gpt.o $(LIB)
 	$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)

@@ -52,6 +52,12 @@ std::vector<Batch> micro_batches(Loader& loader, int64_t first, int64_t count, i
   return batches;
 }
 
+int64_t count_targets(const std::vector<Batch>& batches) {
+  int64_t n = 0;
+  for (const Batch& batch : batches) n += batch.num_loss_tokens;
+  return n;
+}
+
 /// Mean loss over the evaluation set: sum of nll over all targets, divided once.
 double evaluate(Loader& loader, const RunConfig& run, TrainState& state, Communicator& world, Console& console) {
   const int64_t rows = loader.rows_in_epoch(0), micro = run.batch.micro_batch_size;
@@ -72,30 +78,42 @@ double evaluate(Loader& loader, const RunConfig& run, TrainState& state, Communi
 void check_finite(double loss, double grad_norm, int64_t step) {
   CHECK(std::isfinite(loss) && std::isfinite(grad_norm),
         "step {}: loss {} and gradient norm {} are not finite; the weights are unchanged since step {}. Lower "
-        "optimizer.lr, raise schedule.warmup_steps, or look at the data of this step with debug.dump_dir",
+        "optimizer.lr, or raise schedule.warmup_steps",
         step, loss, grad_norm, step - 1);
 }
 
 /// Weights from a checkpoint of this run, from a pretrained model, or from the generator.
 TrainerState resume_or_init(const RunConfig& run, const ModelConfig& model, const std::optional<Checkpoint>& resumed,
                             TrainState& state, Console& console) {
-  Progress progress(console, "loading", 0, Progress::Unit::Bytes);
-  int64_t loaded = 0;
-  const LoadProgress report = [&](int64_t done, int64_t) { progress.update(loaded = done); };
+  std::optional<Progress> progress;
+  const LoadProgress report = [&](int64_t done, int64_t total) {
+    if (!progress) progress.emplace(console, "loading", total, Progress::Unit::Bytes);
+    done < total ? progress->update(done) : progress->finish(done);
+  };
   if (resumed) {
     load_checkpoint(*resumed, state, model, report);
-    progress.finish(loaded);
     console.info("resumed from {} after step {}", resumed->path.string(), resumed->state.step);
     return resumed->state;
   }
   if (run.model.init == "pretrained") {
     load_weights(state.params, model, state.units, SafetensorsDirectory(run.model.path), report);
-    progress.finish(loaded);
   } else {
     init_random(state.params, model, state.units, run.model.seed);
     console.info("weights drawn at random with seed {}", run.model.seed);
   }
   return {};
+}
+
+/// Where the run ends: its last step, and the sample after its last row. What is done stays done, also when the batch
+/// size has changed since: with train.steps the steps that are left are full, with train.epochs the rows that are left
+/// are cut.
+std::pair<int64_t, int64_t> length_of(const RunConfig& run, Loader& data, const TrainerState& done) {
+  const int64_t global = run.batch.global_batch_size;
+  if (run.train.steps) {
+    return {*run.train.steps, done.next_sample + std::max<int64_t>(0, *run.train.steps - done.step) * global};
+  }
+  const int64_t rows = data.total_rows(*run.train.epochs), left = std::max<int64_t>(0, rows - done.next_sample);
+  return {done.step + (left + global - 1) / global, rows};
 }
 
 /// What a step of the trainer computes, before the clock and the log.
@@ -109,10 +127,10 @@ StepResult train_step(const RunConfig& run, const std::vector<Batch>& batches, i
                       TrainState& state, Device& device, Communicator& world, DumpedBatch* dump) {
   StepResult result;
   for (const Batch& batch : batches) {
-    result.num_tokens += batch.num_tokens, result.num_loss_tokens += batch.num_loss_tokens;
+    result.num_tokens += batch.num_tokens;
     result.flops += batch_flops(state.llama.config(), batch);
   }
-  result.num_loss_tokens = world.sum(result.num_loss_tokens);
+  result.num_loss_tokens = world.sum(count_targets(batches));
   CHECK(result.num_loss_tokens > 0,
         "step {}: none of its {} tokens has a target (all labels are -100, or all documents have one token); give it "
         "more rows with batch.global_batch_size, or correct the labels",
@@ -143,10 +161,13 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   console.print(describe(run, console.width()));
 
   // The checkpoint that the run goes on from says what the model is, too.
+  std::optional<RunLock> lock;
+  if (!run.plan) lock.emplace(run.checkpoint.dir);
   std::vector<std::string> notices;
   const auto resumed = choose_checkpoint(run.checkpoint.resume, run.checkpoint.dir, notices);
   for (const std::string& notice : notices) console.info("{}", notice);
-  const ModelConfig model = load_model_config(run.model.path);
+  const std::string model_path = resumed ? resumed->path.string() : run.model.path;
+  const ModelConfig model = load_model_config(model_path);
   validate(run, model, world, console);
   Device device = open_device(run, console);
   report_model(console, model, param_units(model));
@@ -159,8 +180,8 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
     report_data(console, "Evaluation data", eval_data->summary());
   }
   const int64_t global = run.batch.global_batch_size;
-  const int64_t total_rows = run.train.steps ? *run.train.steps * global : train_data.total_rows(*run.train.epochs);
-  const int64_t total_steps = (total_rows + global - 1) / global;
+  const TrainerState done = resumed ? resumed->state : TrainerState{};
+  const auto [total_steps, total_rows] = length_of(run, train_data, done);
   validate_schedule(run.schedule, total_steps);
   report_steps(console, run, train_data, total_steps, total_rows);
 
@@ -170,7 +191,8 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   if (run.plan) return 0;
 
   for (const std::string& line : prepare_checkpoint_dir(run.checkpoint.dir)) console.info("{}", line);
-  const CompanionFiles companions = read_companion_files(run.model.path);
+  if (!run.debug.dump_dir.empty()) FileSystem().create_directories(run.debug.dump_dir);
+  const CompanionFiles companions = read_companion_files(model_path);
   const double peak_flops = measure_gemm_peak(device);
   Arena arena(device, plan.arena_bytes);
   TrainState state(arena, run, model, model_options(run, model), device);
@@ -178,6 +200,8 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   console.heading("Training");
   TrainerState trainer = resume_or_init(run, model, resumed, state, console);
   if (resumed) report_changes(console, trainer.run, to_json(run));
+  console.info("weight decay on {} parameters, none on {} (optimizer.no_decay)", state.adamw.num_decayed(),
+               state.adamw.num_not_decayed());
   if (trainer.step >= total_steps) console.info("all {} steps are done already", total_steps);
   trainer.run = to_json(run);
   console.info("device {}, {} threads, GEMM peak {:.1f} GFLOP/s", device.name(), num_threads(), peak_flops * 1e-9);
@@ -199,9 +223,10 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
     const int64_t rows = std::min(global, total_rows - trainer.next_sample);
     const auto batches = micro_batches(train_data, trainer.next_sample, rows, run.batch.micro_batch_size);
     std::optional<DumpedBatch> dump;
-    if (!run.debug.dump_dir.empty() && step <= run.debug.dump_steps)
+    if (!run.debug.dump_dir.empty() && step - done.step <= run.debug.dump_steps)
       dump.emplace(model.vocab_size, run.debug.dump_logits);
 
+    if (world.sum(count_targets(batches)) == 0 && trainer.step > 0 && saved_step != trainer.step) save();
     const StepResult result = train_step(run, batches, step, lr, state, device, world, dump ? &*dump : nullptr);
     trainer.step = step, trainer.next_sample += rows, trainer.num_tokens += result.num_tokens;
     if (dump) write_dump(run.debug.dump_dir, step, result.loss, result.grad_norm, state, *dump);
@@ -216,7 +241,7 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
     metrics.step_ms = 1e3 * step_s;
     metrics.mem_mib = static_cast<double>(read_process_memory().peak_bytes) / (1 << 20);
     const bool is_last = step == total_steps;
-    if (eval_data && (is_last || (run.train.eval_every > 0 && step % run.train.eval_every == 0))) {
+    if (eval_data && !stop.received() && (is_last || (run.train.eval_every > 0 && step % run.train.eval_every == 0))) {
       metrics.eval_loss = evaluate(*eval_data, run, state, world, console);
     }
     if (is_logged_step(step, total_steps, run.log.every, metrics.eval_loss.has_value())) {

@@ -19,7 +19,6 @@ class FlatLayout {
 
   FlatLayout(const std::vector<TensorSpec>& tensors, int num_shards);
 
-  size_t num_tensors() const { return begin_.size(); }
   int64_t begin(size_t i) const { return begin_.at(i); }
   /// Of the whole buffer, with padding: num_shards * shard_numel.
   int64_t numel() const { return shard_numel_ * num_shards_; }

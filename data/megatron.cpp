@@ -98,6 +98,8 @@ class DocumentReader {
             "{}: sequence {} has {} tokens of {} bytes from byte {}, but {} has {} bytes; is it truncated? copy it "
             "again",
             name_, sequence_, length, width, pointer, bin_.path().string(), bin_.size_bytes());
+      CHECK(pointer % width == 0, "{}: sequence {} begins at byte {}, inside a token of {} bytes; the index is damaged",
+            name_, sequence_, pointer, width);
       if (length == 0) continue;
       CHECK(entry.num_tokens == 0 || pointer == entry.offset + entry.size_bytes,
             "{}: document {} is scattered: sequence {} begins at byte {} and not at {}, where the one before ends; "
@@ -106,7 +108,7 @@ class DocumentReader {
       if (entry.num_tokens == 0) entry.offset = pointer;
       entry.num_tokens += length;
       entry.size_bytes += length * width;
-      bin_end_ = std::max(bin_end_, pointer + length * width);
+      described_bytes_ += length * width;
     }
     return entry;
   }
@@ -115,8 +117,9 @@ class DocumentReader {
     CHECK(sequence_ == header_.num_sequences,
           "{}: the documents end at sequence {} of {}; the dataset was not finalized: end each document when writing",
           name_, sequence_, header_.num_sequences);
-    CHECK(bin_end_ == bin_.size_bytes(), "{}: describes {} bytes, but {} has {}; the two do not belong together", name_,
-          bin_end_, bin_.path().string(), bin_.size_bytes());
+    CHECK(described_bytes_ == bin_.size_bytes(),
+          "{}: describes {} bytes, but {} has {}; the two do not belong together", name_, described_bytes_,
+          bin_.path().string(), bin_.size_bytes());
   }
 
  private:
@@ -125,7 +128,7 @@ class DocumentReader {
   IdxHeader header_;
   ArrayReader<int32_t> lengths_;
   ArrayReader<int64_t> pointers_, boundaries_;
-  int64_t sequence_ = 0, bin_end_ = 0;
+  int64_t sequence_ = 0, described_bytes_ = 0;
 };
 
 }  // namespace

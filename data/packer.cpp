@@ -71,9 +71,17 @@ int64_t Packer::RoomSet::at_least(int64_t room) const {
   return -1;
 }
 
-Packer::Packer(const PackOptions& options) : options_(options), rooms_(options.seq_len + 1) {
-  CHECK(options.seq_len >= 2 && options.seq_len <= int64_t{1} << 30,
-        "data.seq_len is {}, expected 2 to 2^30: a row of one token has no target", options.seq_len);
+namespace {
+
+int64_t checked_seq_len(int64_t seq_len) {
+  CHECK(seq_len >= 2 && seq_len <= int64_t{1} << 30,
+        "data.seq_len is {}, expected 2 to 2^30: a row of one token has no target", seq_len);
+  return seq_len;
+}
+
+}  // namespace
+
+Packer::Packer(const PackOptions& options) : options_(options), rooms_(checked_seq_len(options.seq_len) + 1) {
   newest_with_room_.assign(static_cast<size_t>(options.seq_len) + 1, -1);
 }
 

@@ -507,8 +507,12 @@ struct Backward {
       return;
     }
     const std::atomic_ref<int32_t> done(progress[task.index - g.NKV]);
-    for (int spins = 0; done.load(std::memory_order_acquire) <= block; spins++) {
-      if (spins > 1000) std::this_thread::yield();
+    for (int spins = 0; done.load(std::memory_order_acquire) <= block;) {
+      if (spins < 1000) {
+        spins++;
+      } else {
+        std::this_thread::yield();
+      }
     }
   }
 

@@ -1,9 +1,12 @@
 #include "llama/checkpoint_dir.h"
 
 #include <fnmatch.h>
+#include <sys/file.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 
 #include "data/json.h"
 #include "layers/core/check.h"
@@ -157,9 +160,19 @@ fs::path pending_checkpoint_path(const fs::path& dir, int64_t step) {
 Checkpoint open_checkpoint(const fs::path& path) {
   const fs::path state_path = path / kStateFile;
   std::error_code error;
-  CHECK(fs::exists(state_path, error), "'{}' is no complete checkpoint: it has no {}", path.string(), kStateFile);
+  const auto check_complete = [](bool holds, const std::string& message) {
+    if (!holds) throw IncompleteCheckpoint(message);
+  };
+  check_complete(fs::exists(state_path, error),
+                 fmt::format("'{}' is no complete checkpoint: it has no {}", path.string(), kStateFile));
   const std::string where = fmt::format("'{}'", state_path.string());
-  const json state = parse_json(read_file(state_path), where);
+  const std::string text = read_file(state_path);
+  json state;
+  try {
+    state = parse_json(text, where);
+  } catch (const Error& e) {
+    throw IncompleteCheckpoint(e.what());
+  }
   CHECK(state.is_object(), "{} is no JSON object", where);
   const int64_t format = get_count(state, "format", where);
   CHECK(format == kStateFormat, "{} has format {}, this program reads format {}", where, format, kStateFormat);
@@ -175,10 +188,11 @@ Checkpoint open_checkpoint(const fs::path& path) {
   for (const auto& [name, value] : state["files"].items()) {
     const int64_t size_bytes = get_count(state["files"], name.c_str(), where);
     const auto found_bytes = fs::file_size(path / name, error);
-    CHECK(!error, "'{}' is no complete checkpoint: '{}' cannot be found: {}", path.string(), name, error.message());
-    CHECK(static_cast<int64_t>(found_bytes) == size_bytes,
-          "'{}' is no complete checkpoint: '{}' has {} bytes, but {} were written", path.string(), name, found_bytes,
-          size_bytes);
+    check_complete(!error, fmt::format("'{}' is no complete checkpoint: '{}' cannot be found: {}", path.string(), name,
+                                       error.message()));
+    check_complete(static_cast<int64_t>(found_bytes) == size_bytes,
+                   fmt::format("'{}' is no complete checkpoint: '{}' has {} bytes, but {} were written", path.string(),
+                               name, found_bytes, size_bytes));
   }
   return checkpoint;
 }
@@ -190,10 +204,12 @@ FoundCheckpoints find_checkpoints(const fs::path& dir) {
     if (!step || !fs::is_directory(dir / name)) continue;
     try {
       Checkpoint checkpoint = open_checkpoint(dir / name);
-      CHECK(checkpoint.state.step == *step, "'{}' says that it is step {}", (dir / name).string(),
-            checkpoint.state.step);
+      if (checkpoint.state.step != *step) {
+        throw IncompleteCheckpoint(
+            fmt::format("'{}' says that it is step {}", (dir / name).string(), checkpoint.state.step));
+      }
       found.complete.push_back(std::move(checkpoint));
-    } catch (const std::exception& e) {
+    } catch (const IncompleteCheckpoint& e) {
       found.incomplete.push_back(e.what());
     }
   }
@@ -222,6 +238,16 @@ std::optional<Checkpoint> choose_checkpoint(const std::string& resume, const fs:
   for (const std::string& line : found.incomplete) log.push_back("ignored: " + line);
   if (found.complete.empty()) return std::nullopt;
   return std::move(found.complete.back());
+}
+
+RunLock::RunLock(const fs::path& dir) {
+  const FileSystem file_system;
+  file_system.create_directories(dir);
+  file_ = file_system.create(dir / ".lock");
+  CHECK(
+      ::flock(file_.fd(), LOCK_EX | LOCK_NB) == 0,
+      "checkpoint.dir = '{}' is in use by another run of train_gpt ({}); wait for its end, or choose another directory",
+      dir.string(), std::strerror(errno));
 }
 
 std::vector<std::string> prepare_checkpoint_dir(const fs::path& dir, const FileSystem& file_system) {

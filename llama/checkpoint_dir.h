@@ -29,6 +29,13 @@ struct Checkpoint {
   TrainerState state;
 };
 
+/// A checkpoint that a kill or a copy cut short. Anything else that keeps one from being opened (permissions, a newer
+/// format) is a plain Error: `auto` must not start over because of it.
+class IncompleteCheckpoint : public Error {
+ public:
+  using Error::Error;
+};
+
 /// Opens a checkpoint directory of any name. An Error says what is missing: trainer_state.json, or a file that it lists
 /// with another size.
 Checkpoint open_checkpoint(const std::filesystem::path& path);
@@ -48,6 +55,16 @@ FoundCheckpoints find_checkpoints(const std::filesystem::path& dir);
 ///          `dir` has checkpoints that the run would overwrite: any of another run, or newer ones of this
 std::optional<Checkpoint> choose_checkpoint(const std::string& resume, const std::filesystem::path& dir,
                                             std::vector<std::string>& log);
+
+/// Held by a run from its start to its end: two runs in one directory would remove each other's unfinished saves.
+class RunLock {
+ public:
+  /// Makes `dir`; an Error when another process holds it. Goes away with the process, however that ends.
+  explicit RunLock(const std::filesystem::path& dir);
+
+ private:
+  FileHandle file_;
+};
 
 /// At the start: makes `dir`, proves that it can be written, and removes what killed saves and removals left. Returns
 /// lines for the log.

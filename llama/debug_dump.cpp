@@ -6,7 +6,7 @@
 
 namespace {
 
-/// Rows of all micro-batches under each other, padded to the longest as the loader pads.
+/// Rows of all micro-batches under each other, padded to the longest: token 0, no target, positions that go on.
 struct GlobalBatch {
   int64_t rows = 0, row_len = 0;
   std::vector<int32_t> tokens, targets, positions, document_ids;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 
 #include "layers/core/arena.h"
 #include "layers/linear.h"

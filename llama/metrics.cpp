@@ -117,8 +117,8 @@ fs::path set_aside(const fs::path& file) {
   std::ifstream in(file, std::ios::binary);
   std::string line;
   std::getline(in, line);
-  CHECK(step_of(line) || in.eof(), "log.file {}: line 1 is not a line of a training log: give another file",
-        file.string());
+  CHECK(step_of(line) || (in.eof() && line.starts_with("{\"")),
+        "log.file {}: line 1 is not a line of a training log: give another file", file.string());
   for (int64_t i = 1;; i++) {
     fs::path kept = file;
     kept += fmt::format(".{}", i);

@@ -67,9 +67,11 @@ IndexProgress report_indexing(Console& console) {
 void report_changes(Console& console, const nlohmann::json& saved, const nlohmann::json& now) {
   const nlohmann::json before = saved.flatten(), after = now.flatten();
   std::vector<std::string> lines;
-  for (const auto& [pointer, value] : after.items()) {
+  nlohmann::json either = before;
+  either.update(after);
+  for (const auto& [pointer, any] : either.items()) {
     if (pointer.starts_with("/checkpoint") || pointer.starts_with("/log") || pointer.starts_with("/debug")) continue;
-    const nlohmann::json old = before.contains(pointer) ? before.at(pointer) : nlohmann::json();
+    const nlohmann::json old = before.value(pointer, nlohmann::json()), value = after.value(pointer, nlohmann::json());
     std::string key = pointer.substr(1);
     std::replace(key.begin(), key.end(), '/', '.');
     if (old != value)
@@ -95,6 +97,17 @@ void report_data(Console& console, const char* what, const DataSummary& s) {
   console.info("{} documents, {} tokens ({} with loss), the longest has {}", s.num_documents, s.num_tokens,
                percent(static_cast<double>(s.num_loss_tokens), static_cast<double>(s.num_tokens)), s.longest_document);
   console.info("first epoch: {} rows, packing efficiency {:.1f}%", s.first_epoch.num_rows, 100 * s.packing_efficiency);
+  const PackStats& p = s.first_epoch;
+  if (s.num_empty_documents > 0) console.info("{} empty documents are not used", s.num_empty_documents);
+  if (p.num_cut_documents > 0) console.info("{} documents are cut into pieces of at most a row", p.num_cut_documents);
+  if (p.num_truncated_documents > 0) {
+    console.info("{} documents are truncated to a row: {} tokens of an epoch are not used (data.long_documents)",
+                 p.num_truncated_documents, p.num_truncated_tokens);
+  }
+  if (p.num_dropped_documents > 0) {
+    console.info("{} documents are longer than a row and dropped: {} tokens of an epoch (data.long_documents)",
+                 p.num_dropped_documents, p.num_dropped_tokens);
+  }
   for (const std::string& notice : s.notices) console.info("{}", notice);
 }
 

@@ -175,6 +175,10 @@ void apply_arguments(RunConfig& run, const Arguments& arguments) {
     const std::vector<std::string>& texts = argument->results();
     CHECK(std::find(texts.begin(), texts.end(), "") == texts.end(), "--{} is given twice on the command line",
           option->key);
+    for (const std::string& text : texts) {
+      CHECK(!text.starts_with("--"), "--{} has no value: '{}' looks like an option (a path is written ./{})",
+            option->key, text, text);
+    }
     for (const std::string& text : texts) CHECK(is_utf8(text), "the value of --{} is not UTF-8", option->key);
     read_option(*option, option_from_arguments(*option, texts), "on the command line");
   }

@@ -1,5 +1,5 @@
 // RunConfig: what this run does. One table (run_option_table.cpp) declares each option once: name, type, default, help
-// and check; the JSON reader, the command line, the echo, `--help` and the README's table are made from it.
+// and check; the JSON reader, the command line, the echo and `--help` are made from it.
 #pragma once
 
 #include <cstdint>

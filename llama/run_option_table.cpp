@@ -61,10 +61,7 @@ std::vector<Option> options_of(RunConfig& r) {
        .value = &r.data.format,
        .help = "what the files hold; auto looks at the name and the first bytes.",
        .choices = {"auto", "jsonl", "megatron", "llmc", "bytes"}},
-      {.key = "data.seq_len",
-       .value = &r.data.seq_len,
-       .help = "tokens a row.",
-       .range = {.min = 2, .max = kLargestSize}},
+      {.key = "data.seq_len", .value = &r.data.seq_len, .help = "tokens a row.", .range = {.min = 2, .max = 1 << 30}},
       {.key = "data.packing",
        .value = &r.data.packing,
        .help = "best_fit puts whole documents into rows, concat cuts the stream of documents at seq_len, none gives "
@@ -79,7 +76,10 @@ std::vector<Option> options_of(RunConfig& r) {
              return unless(run.data.packing != "concat", "data.packing is concat, which cuts every document");
            }},
       {.key = "data.shuffle", .value = &r.data.shuffle, .help = "another order of documents in every epoch."},
-      {.key = "data.seed", .value = &r.data.seed, .help = "seed of the order of documents."},
+      {.key = "data.seed",
+       .value = &r.data.seed,
+       .help = "seed of the order of documents.",
+       .unused = [](const RunConfig& run) { return unless(run.data.shuffle, "data.shuffle is false"); }},
       {.key = "data.cache_dir",
        .value = NullableText{&r.data.cache_dir},
        .help = "where indexes of JSONL files are kept; null = the user's cache directory."},
@@ -118,7 +118,9 @@ std::vector<Option> options_of(RunConfig& r) {
        .range = at_least(0)},
       {.key = "optimizer.no_decay",
        .value = &r.optimizer.no_decay,
-       .help = "globs on Hugging Face parameter names that weight decay leaves alone."},
+       .help = "globs on Hugging Face parameter names that weight decay leaves alone.",
+       .unused =
+           [](const RunConfig& run) { return unless(run.optimizer.weight_decay != 0, "optimizer.weight_decay is 0"); }},
 
       // schedule
       {.key = "schedule.name",
@@ -149,10 +151,10 @@ std::vector<Option> options_of(RunConfig& r) {
       {.key = "train.epochs",
        .value = &r.train.epochs,
        .help = "passes over the documents instead of train.steps; 0.5 is half a pass.",
-       .range = {.min = 0, .max = 1e9, .min_is_legal = false}},
+       .range = {.min = 0, .max = 1e6, .min_is_legal = false}},
       {.key = "train.device",
        .value = &r.train.device,
-       .help = "auto = cuda where there is a GPU.",
+       .help = "auto = cuda where there is a GPU and the kernels are complete: in this version always cpu.",
        .choices = {"auto", "cpu", "cuda"}},
       {.key = "train.dtype",
        .value = &r.train.dtype,

@@ -33,8 +33,9 @@ void validate_schedule(const RunConfig::Schedule& schedule, int64_t total_steps)
         total_steps);
   if (schedule.name == "wsd" && total_steps > 1) {
     const int64_t decay_steps = wsd_decay_steps(schedule, total_steps);
-    CHECK(schedule.warmup_steps + decay_steps <= total_steps,
-          "schedule.warmup_steps = {} and schedule.decay_ratio = {} ({} steps) do not fit into {} steps: lower one",
+    const bool reaches_lr = schedule.warmup_steps > 0 || decay_steps < total_steps;
+    CHECK(schedule.warmup_steps + decay_steps <= total_steps && reaches_lr,
+          "schedule.warmup_steps = {} and schedule.decay_ratio = {} ({} steps) leave no step of {} at lr: lower one",
           schedule.warmup_steps, schedule.decay_ratio, decay_steps, total_steps);
   }
 }

@@ -1,21 +1,27 @@
 #include "llama/validate.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace {
 
 /// How to go beyond the positions that a model was trained for.
 std::string rope_advice(const ModelConfig& model, int64_t seq_len) {
-  if (model.ropes.empty()) return "";
-  const RopeConfig& rope = model.ropes.front();
   const double factor = static_cast<double>(seq_len) / static_cast<double>(model.max_position_embeddings);
-  if (rope.type == "default") {
-    return fmt::format(
-        "; to extend it set in config.json \"rope_scaling\": {{\"rope_type\": \"yarn\", \"factor\": {:.1f}, "
-        "\"original_max_position_embeddings\": {}}}",
-        factor, model.max_position_embeddings);
+  if (!model.ropes.empty() && model.ropes.front().type == "default") {
+    const nlohmann::json scaling = {{"rope_type", "yarn"},
+                                    {"rope_theta", model.ropes.front().theta},
+                                    {"factor", std::ceil(10 * factor) / 10},
+                                    {"original_max_position_embeddings", model.max_position_embeddings}};
+    nlohmann::json hf = model.hf;
+    hf["rope_scaling"] = scaling;
+    try {
+      parse_model_config(hf, "");  // a family that has no yarn gets no such advice
+      return fmt::format("; to extend it set in config.json \"rope_scaling\": {}", scaling.dump());
+    } catch (const Error&) {
+    }
   }
-  return fmt::format("; its RoPE scaling is {}, see its factor and max_position_embeddings in config.json", rope.type);
+  return "; see rope_scaling and max_position_embeddings in its config.json";
 }
 
 }  // namespace
@@ -23,6 +29,14 @@ std::string rope_advice(const ModelConfig& model, int64_t seq_len) {
 void validate(const RunConfig& run, const ModelConfig& model, const Communicator& world, Console& console) {
   CHECK(world.size() == 1, "mpirun started {} ranks, but this version trains on one rank; start it without mpirun",
         world.size());
+  CHECK(run.world <= 1, "--world {}: this version plans, and trains, for one rank", run.world);
+  constexpr int64_t kMost = int64_t{1} << 40;
+  CHECK(run.batch.micro_batch_size <= kMost / run.data.seq_len && run.train.steps.value_or(0) <= kMost &&
+            run.batch.global_batch_size <= kMost / std::max<int64_t>(1, run.train.steps.value_or(1)),
+        "batch.micro_batch_size = {} rows of data.seq_len = {}, or train.steps = {} of batch.global_batch_size = {}: "
+        "more "
+        "than 2^40 tokens or rows are surely a slip",
+        run.batch.micro_batch_size, run.data.seq_len, run.train.steps.value_or(0), run.batch.global_batch_size);
   CHECK(run.train.dtype != "bf16", "train.dtype bf16 needs the CUDA device; on the CPU use fp32 (or auto)");
   for (const auto* sources : {&run.data.train, &run.data.eval}) {
     for (const SourceConfig& source : *sources) {

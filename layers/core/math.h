@@ -22,7 +22,8 @@ inline float fast_exp(float x) {
   p = p * r + 1.0f;
   p = p * r + 1.0f;
   const int32_t exponent = std::bit_cast<int32_t>(shifted) << 23;
-  return std::bit_cast<float>(std::bit_cast<int32_t>(p) + exponent);
+  const float result = std::bit_cast<float>(std::bit_cast<int32_t>(p) + exponent);
+  return x == x ? result : x;
 }
 inline double fast_exp(double x) {
   return std::exp(x);

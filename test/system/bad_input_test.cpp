@@ -152,6 +152,7 @@ TEST_F(BadInput, a_step_without_a_target_is_an_error_and_not_nan) {
 TEST_F(BadInput, options) {
   expect_refused({{"--optimizer.learning_rate", "1"}}, {"optimizer.learning_rate", "did you mean"});
   expect_refused({{"--schedule.decay_ratio", "0.5"}}, {"schedule.decay_ratio", "ignored"});
+  expect_refused({{"--log.file", "--plan"}}, {"--log.file has no value"});
   expect_refused({{"--parallel.sp_size", "2"}}, {"parallel.sp_size"});
   expect_refused({{"--train.dtype", "bf16"}}, {"bf16", "fp32"});
   expect_refused({{"--train.device", "cuda"}}, {"--train.device cpu"});

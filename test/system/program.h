@@ -53,6 +53,7 @@ class Program {
   Program(const std::vector<std::string>& arguments, const std::filesystem::path& output) : output_(output) {
     std::vector<std::string> all = {"build/train_gpt"};
     all.insert(all.end(), arguments.begin(), arguments.end());
+    std::filesystem::remove(output);  // what an earlier program said must not be taken for this one's
     pid_ = fork();
     if (pid_ != 0) return;
     const int out = open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);

@@ -154,6 +154,46 @@ TEST(Train, a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint) {
   EXPECT_TRUE(std::filesystem::exists(step_dir(dir, 1) + "/trainer_state.json"));
 }
 
+TEST(Train, a_second_run_in_the_same_directory_is_refused) {
+  const TemporaryDirectory dir;
+  const auto arguments = small_run(dir, {"--train.steps", "100000", "--schedule.name", "constant"});
+  Program first(arguments, dir / "output");
+  ASSERT_TRUE(first.wait_for("1/100000")) << first.output();
+  const ProgramResult second = run_program(arguments);
+  EXPECT_EQ(second.exit_code, 1);
+  EXPECT_NE(second.output.find("in use by another run"), std::string::npos) << second.output;
+  first.kill(SIGTERM);
+  EXPECT_EQ(first.wait().exit_code, 0);
+}
+
+TEST(Train, a_run_goes_on_with_another_batch_size_and_skips_no_row) {
+  const TemporaryDirectory dir;
+  const std::vector<std::string> concat = {"--data.packing", "concat", "--batch.micro_batch_size", "1"};
+  const auto with = [&](std::vector<std::string> options) {
+    options.insert(options.end(), concat.begin(), concat.end());
+    return run_program(small_run(dir, options));
+  };
+  ASSERT_EQ(with({"--train.steps", "3", "--batch.global_batch_size", "64"}).exit_code, 0);
+  for (const char* global : {"37", "200"}) {
+    const ProgramResult result = with({"--train.epochs", "1", "--batch.global_batch_size", global});
+    ASSERT_EQ(result.exit_code, 0) << result.output;
+  }
+  int64_t tokens = 0;
+  for (const auto& line : read_log(dir / "run/log.jsonl")) tokens += line.at("num_tokens").get<int64_t>();
+  EXPECT_EQ(tokens, 150183);
+}
+
+TEST(Train, what_is_dropped_or_truncated_is_said) {
+  const TemporaryDirectory dir;
+  for (const char* what : {"drop", "truncate"}) {
+    const ProgramResult result =
+        run_program(small_run(dir, {"--train.steps", "1", "--data.long_documents", what, "--plan"}));
+    EXPECT_EQ(result.exit_code, 0) << result.output;
+    EXPECT_NE(result.output.find(what == std::string("drop") ? "and dropped:" : "are truncated"), std::string::npos)
+        << result.output;
+  }
+}
+
 TEST(Train, evaluation_lines_hold_eval_loss) {
   const TemporaryDirectory dir;
   const ProgramResult result = run_program(small_run(

@@ -300,7 +300,7 @@ TEST(RunConfig, wrong_values_name_key_place_value_and_what_is_legal) {
   EXPECT_EQ(error_in(R"({"train": {"device": "gpu"}})"),
             "train.device = \"gpu\" (run.json): expected auto, cpu or cuda");
   EXPECT_EQ(error_in(R"({"data": {"seq_len": null}})"),
-            "data.seq_len = null (run.json): expected an integer in [2, 2147483647]");
+            "data.seq_len = null (run.json): expected an integer in [2, 1073741824]");
   EXPECT_EQ(error_in(R"({"data": {"shuffle": 1}})"), "data.shuffle = 1 (run.json): expected true or false");
   EXPECT_EQ(error_in(R"({"model": {"seed": -1}})"), "model.seed = -1 (run.json): expected an integer >= 0");
   EXPECT_EQ(error_in(R"({"data": []})"), "run.json: 'data' is a section, an object of options, not array");
@@ -397,7 +397,7 @@ TEST(RunConfig, help_documents_every_option_with_its_default) {
     EXPECT_NE(markdown.find(fmt::format("| `{}` |", o.key)), std::string::npos) << o.key;
     EXPECT_GT(std::string(o.help).size(), 10u) << o.key;
   }
-  EXPECT_NE(help.find("  --data.seq_len  an integer in [2, 2147483647]  [4096]\n"), std::string::npos) << help;
+  EXPECT_NE(help.find("  --data.seq_len  an integer in [2, 1073741824]  [4096]\n"), std::string::npos) << help;
   EXPECT_NE(markdown.find("| `schedule.name` | `cosine` | constant, linear, cosine or wsd |"), std::string::npos);
   EXPECT_EQ(parse_arguments({"-h", "--optimizer.lr", "nonsense"}).answer, help);
   EXPECT_EQ(parse_arguments({"--version"}).answer, fmt::format("train_gpt {}\n", kVersion));
