@@ -147,36 +147,38 @@ simt-mutate:                            # by hand: breaks the kernels one line a
 
 # ---- tests: one program per file
 TESTS := $(patsubst %.cpp,$(B)/%,$(sort $(wildcard test/unit/*_test.cpp test/numerics/*_test.cpp)))
+UNIT_TESTS := $(filter $(B)/test/unit/%,$(TESTS))
 SYSTEM_TESTS := $(patsubst %.cpp,$(B)/%,$(sort $(wildcard test/system/*_test.cpp)))
 
 $(B)/test/%_test: $(B)/test/%_test.o $(LIB)
 	$(CXX) $(LDFLAGS) -o $@ $^ -lgtest -lgtest_main $(LDLIBS)
 
-# The sanitized flavour is built without CUDA and MPI: their libraries are not ours to check.
-SAN_MAKE = $(MAKE) --no-print-directory SAN=1 CUDA=0 MPI=0
-
-.PHONY: test test-programs tests run-tests run-unit-tests run-simt-tests
+.PHONY: test tests run-tests run-simt-tests
 test:
 	@scripts/install_deps.sh build test
-	@$(MAKE) --no-print-directory test-programs
+	@$(MAKE) -j$(JOBS) --no-print-directory all tests $(SIMT_TESTS)
 	@rm -f build/test.tally
 	@export TEST_TALLY=build/test.tally; status=0; \
-	  { $(MAKE) --no-print-directory run-simt-tests && $(SAN_MAKE) run-unit-tests && \
-	    $(MAKE) --no-print-directory run-tests; } 2>&1 | tee build/test.log || status=1; \
+	  { $(MAKE) --no-print-directory run-simt-tests && $(MAKE) --no-print-directory run-tests; } 2>&1 | \
+	    tee build/test.log || status=1; \
 	  read -r passed failed skipped <build/test.tally; echo "$$passed passed, $$failed failed, $$skipped skipped"; exit $$status
-
-test-programs:
-	@$(MAKE) -j$(JOBS) --no-print-directory all tests $(SIMT_TESTS)
-	@$(SAN_MAKE) -j$(JOBS) tests
 
 tests: $(TESTS) $(SYSTEM_TESTS)
 
 run-tests:
 	@scripts/run_tests.sh $(TESTS) $(SYSTEM_TESTS)
-run-unit-tests:
-	@scripts/run_tests.sh $(TESTS)
 run-simt-tests:
 	@scripts/run_tests.sh $(SIMT_TESTS)
+
+# Unit tests with ASan and UBSan; without CUDA and MPI, whose libraries are not ours to check.
+.PHONY: test-sanitized run-unit-tests
+test-sanitized:
+	@scripts/install_deps.sh build test
+	@$(MAKE) -j$(JOBS) --no-print-directory SAN=1 CUDA=0 MPI=0 $(UNIT_TESTS:$(B)/%=build/san/%)
+	@$(MAKE) --no-print-directory SAN=1 CUDA=0 MPI=0 run-unit-tests
+
+run-unit-tests:
+	@scripts/run_tests.sh $(UNIT_TESTS)
 
 # ---- the reference: PyTorch + transformers, pinned, in .venv; .venv/hf4 is transformers 4 on the same torch
 .venv/ok: scripts/requirements.txt
@@ -228,21 +230,23 @@ CLANGXX ?= clang++
 FUZZ_SECONDS ?= 10
 FUZZERS  := $(patsubst test/fuzz/%.cpp,build/fuzz/%,$(sort $(wildcard test/fuzz/*_fuzz.cpp)))
 FUZZ_OBJ := $(patsubst %.cpp,build/fuzz/obj/%.o,$(sort $(wildcard layers/core/*.cpp data/*.cpp \
-              llama/config*.cpp llama/family.cpp llama/human_number.cpp llama/rope_tables.cpp llama/run_*.cpp)))
+              llama/config*.cpp llama/family.cpp llama/human_number.cpp llama/params.cpp llama/rope_tables.cpp llama/run_*.cpp \
+              llama/schedule.cpp)))
 FUZZ_FLAGS := -std=c++20 -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
-# clang has its own OpenMP or none: GCC's header and library serve, and the pragmas are ignored (one thread).
+# clang has its own OpenMP or none, and cannot read GCC's header: one thread serves, its pragmas are ignored.
 FUZZ_CPPFLAGS := -I. -Ibuild/fuzz/include -Wall -Wextra -Wno-unknown-pragmas -Wno-source-uses-openmp
 
 build/fuzz/include/omp.h:
 	@mkdir -p $(@D)
-	ln -sfn "$$($(CXX) -print-file-name=include/omp.h)" $@
+	printf 'inline int %s() { return %d; }\n' omp_get_max_threads 1 omp_get_num_threads 1 omp_get_thread_num 0 \
+	  omp_in_parallel 0 > $@
 
 build/fuzz/obj/%.o: %.cpp | build/fuzz/include/omp.h
 	@mkdir -p $(@D)
 	$(CLANGXX) $(FUZZ_CPPFLAGS) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c -o $@ $<
 
 build/fuzz/%_fuzz: build/fuzz/obj/test/fuzz/%_fuzz.o $(FUZZ_OBJ)
-	$(CLANGXX) $(FUZZ_FLAGS) -fsanitize=fuzzer -o $@ $^ -lfmt -lgomp -lpthread
+	$(CLANGXX) $(FUZZ_FLAGS) -fsanitize=fuzzer -o $@ $^ -lfmt -lpthread
 
 .PHONY: fuzz run-fuzzers
 fuzz:
