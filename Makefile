@@ -25,7 +25,7 @@ B := build/$(FLAVOUR)
 , := ,
 # stringop-overflow, restrict, maybe-uninitialized: false alarms of GCC 12 inside fmt, std::string and nlohmann/json
 WARN := -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas -Wno-stringop-overflow -Wno-restrict -Wno-maybe-uninitialized
-OPT   = $(if $(filter 1,$(SAN)),-O1 -g -fsanitize=address$(,)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer,$(LEVEL) -g1)
+OPT   = -g1 $(if $(filter 1,$(SAN)),$(SAN_LEVEL) -fsanitize=address$(,)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer,$(LEVEL))
 
 CPPFLAGS := -I. $(if $(filter 1,$(CUDA)),-DTRAIN_GPT_CUDA)
 CXXFLAGS = -std=c++20 $(OPT) -march=$(ARCH) -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast $(WARN)
@@ -69,7 +69,9 @@ $(B)/%.o: %.cpp
 
 # Loops over tensors are worth -O3; the rest is compiled for a short build.
 LEVEL := -O3
+SAN_LEVEL := -O1
 $(B)/llama/%.o $(B)/test/%.o $(B)/train_gpt.o: LEVEL := -O1
+$(B)/llama/%.o $(B)/test/%.o $(B)/train_gpt.o: SAN_LEVEL := -Og
 $(B)/data/%.o: LEVEL := -O2
 
 $(B)/comm/%.o: CPPFLAGS += $(MPI_CPPFLAGS)
@@ -170,11 +172,13 @@ run-tests:
 run-simt-tests:
 	@scripts/run_tests.sh $(SIMT_TESTS)
 
-# Unit tests with ASan and UBSan; without CUDA and MPI, whose libraries are not ours to check.
+# Unit tests and three steps of the demo with ASan and UBSan; without CUDA and MPI, whose libraries are not ours to check.
 .PHONY: test-sanitized run-unit-tests
 test-sanitized:
 	@scripts/install_deps.sh build test
-	@$(MAKE) -j$(JOBS) --no-print-directory SAN=1 CUDA=0 MPI=0 $(UNIT_TESTS:$(B)/%=build/san/%)
+	@$(MAKE) -j$(JOBS) --no-print-directory SAN=1 CUDA=0 MPI=0 build/san/train_gpt $(UNIT_TESTS:$(B)/%=build/san/%)
+	@rm -rf build/san/demo
+	build/san/train_gpt configs/demo.json --train.steps 3 --schedule.warmup_steps 1 --checkpoint.dir build/san/demo
 	@$(MAKE) --no-print-directory SAN=1 CUDA=0 MPI=0 run-unit-tests
 
 run-unit-tests:
@@ -232,7 +236,7 @@ FUZZERS  := $(patsubst test/fuzz/%.cpp,build/fuzz/%,$(sort $(wildcard test/fuzz/
 FUZZ_OBJ := $(patsubst %.cpp,build/fuzz/obj/%.o,$(sort $(wildcard layers/core/*.cpp data/*.cpp \
               llama/config*.cpp llama/family.cpp llama/human_number.cpp llama/params.cpp llama/rope_tables.cpp llama/run_*.cpp \
               llama/schedule.cpp)))
-FUZZ_FLAGS := -std=c++20 -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+FUZZ_FLAGS := -std=c++20 -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 # clang has its own OpenMP or none, and cannot read GCC's header: one thread serves, its pragmas are ignored.
 FUZZ_CPPFLAGS := -I. -Ibuild/fuzz/include -Wall -Wextra -Wno-unknown-pragmas -Wno-source-uses-openmp
 

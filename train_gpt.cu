@@ -70,9 +70,7 @@ double evaluate(Loader& loader, const RunConfig& run, TrainState& state, Communi
     targets += batch.num_loss_tokens;
     progress.update(row + batch.rows);
   }
-  targets = world.sum(targets);
-  CHECK(targets > 0, "data.eval has no token with a target (all labels are -100)");
-  return world.sum(nll) / static_cast<double>(targets);
+  return world.sum(nll) / static_cast<double>(world.sum(targets));
 }
 
 void check_finite(double loss, double grad_norm, int64_t step) {
@@ -116,6 +114,21 @@ std::pair<int64_t, int64_t> length_of(const RunConfig& run, Loader& data, const 
   return {done.step + (left + global - 1) / global, rows};
 }
 
+/// Every step, and the evaluation, needs a target: what would fail in the night is found before training starts.
+void check_targets(const RunConfig& run, Loader& train, Loader* eval, const TrainerState& done, int64_t total_rows) {
+  const int64_t batch = train.find_batch_without_target(done.next_sample, total_rows, run.batch.global_batch_size);
+  CHECK(batch < 0,
+        "step {}: none of its tokens would have a target (all labels are -100, or all documents have one token); give "
+        "it more rows with batch.global_batch_size, or correct the labels",
+        done.step + 1 + batch);
+  if (eval == nullptr) return;
+  const int64_t rows = eval->rows_in_epoch(0);
+  CHECK(
+      eval->find_batch_without_target(0, rows, rows) < 0,
+      "no token of data.eval has a target (all labels are -100, or all documents have one token); correct the labels, "
+      "or name other files");
+}
+
 /// What a step of the trainer computes, before the clock and the log.
 struct StepResult {
   double loss = 0, grad_norm = 0, flops = 0;
@@ -131,10 +144,8 @@ StepResult train_step(const RunConfig& run, const std::vector<Batch>& batches, i
     result.flops += batch_flops(state.llama.config(), batch);
   }
   result.num_loss_tokens = world.sum(count_targets(batches));
-  CHECK(result.num_loss_tokens > 0,
-        "step {}: none of its {} tokens has a target (all labels are -100, or all documents have one token); give it "
-        "more rows with batch.global_batch_size, or correct the labels",
-        step, result.num_tokens);
+  CHECK(result.num_loss_tokens > 0, "step {}: no token has a target, other than before training; were files changed?",
+        step);
   const double grad_scale = 1.0 / static_cast<double>(result.num_loss_tokens);
 
   state.params.zero_grads();
@@ -172,11 +183,11 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   Device device = open_device(run, console);
   report_model(console, model, param_units(model));
 
-  Loader train_data(data_options(run, model, false), report_indexing(console));
+  Loader train_data(data_options(run, model, false), report_data_progress(console));
   report_data(console, "Training data", train_data.summary());
   std::optional<Loader> eval_data;
   if (!run.data.eval.empty()) {
-    eval_data.emplace(data_options(run, model, true), report_indexing(console));
+    eval_data.emplace(data_options(run, model, true), report_data_progress(console));
     report_data(console, "Evaluation data", eval_data->summary());
   }
   const int64_t global = run.batch.global_batch_size;
@@ -184,6 +195,7 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   const auto [total_steps, total_rows] = length_of(run, train_data, done);
   validate_schedule(run.schedule, total_steps);
   report_steps(console, run, train_data, total_steps, total_rows);
+  check_targets(run, train_data, eval_data ? &*eval_data : nullptr, done, total_rows);
 
   MemoryPlan plan = plan_memory(run, model);
   plan.host_bytes = static_cast<size_t>(read_process_memory().resident_bytes) + gemm_buffer_bytes(DType::F32);
@@ -226,7 +238,6 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
     if (!run.debug.dump_dir.empty() && step - done.step <= run.debug.dump_steps)
       dump.emplace(model.vocab_size, run.debug.dump_logits);
 
-    if (world.sum(count_targets(batches)) == 0 && trainer.step > 0 && saved_step != trainer.step) save();
     const StepResult result = train_step(run, batches, step, lr, state, device, world, dump ? &*dump : nullptr);
     trainer.step = step, trainer.next_sample += rows, trainer.num_tokens += result.num_tokens;
     if (dump) write_dump(run.debug.dump_dir, step, result.loss, result.grad_norm, state, *dump);

@@ -50,17 +50,18 @@ void read_binary_tokens(const InputFile& file, int64_t offset, Encoding encoding
 }
 
 void for_each_token_block(const InputFile& file, int64_t offset, Encoding encoding, int64_t num_tokens,
-                          const IndexProgress& progress,
+                          const DataProgress& progress,
                           const std::function<void(int64_t, const int64_t*, int64_t)>& visit) {
   std::vector<char> buffer;
   std::vector<int64_t> tokens(static_cast<size_t>(std::min(num_tokens, kBlockTokens)));
   const int64_t width = bytes_per_token(encoding);
-  if (progress) progress(0, num_tokens * width, "indexing " + file.path().string());
+  if (progress) progress(0, num_tokens * width, Progress::Unit::Bytes, "indexing " + file.path().string());
   for (int64_t first = 0; first < num_tokens;) {
     const int64_t count = std::min(kBlockTokens, num_tokens - first);
     read_binary_tokens(file, offset, encoding, first, count, buffer, tokens.data());
     visit(first, tokens.data(), count);
     first += count;
-    if (progress) progress(first * width, num_tokens * width, "indexing " + file.path().string());
+    if (progress)
+      progress(first * width, num_tokens * width, Progress::Unit::Bytes, "indexing " + file.path().string());
   }
 }

@@ -11,5 +11,5 @@ void read_binary_tokens(const InputFile& file, int64_t offset, Encoding encoding
 
 /// Calls visit(first, tokens, count) over all `num_tokens` tokens of the array, block by block.
 void for_each_token_block(const InputFile& file, int64_t offset, Encoding encoding, int64_t num_tokens,
-                          const IndexProgress& progress,
+                          const DataProgress& progress,
                           const std::function<void(int64_t, const int64_t*, int64_t)>& visit);

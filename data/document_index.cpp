@@ -14,7 +14,7 @@
 
 namespace {
 
-constexpr uint64_t kMagic = 0x3130584449504754;  // "TGPIDX01": the last two digits are the version
+constexpr uint64_t kMagic = 0x3230584449504754;  // "TGPIDX02": the last two digits are the version
 constexpr size_t kBufferEntries = 1 << 12;
 
 struct Header {
@@ -23,7 +23,7 @@ struct Header {
   uint64_t checksum = 0;  // of entries, statistics and key
   IndexStats stats;
 };
-static_assert(sizeof(Header) == 12 * 8 && sizeof(DocumentEntry) == 3 * 8, "the format has no padding");
+static_assert(sizeof(Header) == 12 * 8 && sizeof(DocumentEntry) == 4 * 8, "the format has no padding");
 
 /// Continues a checksum over `size_bytes` (a multiple of 8): xor, multiply by an odd constant, fold.
 uint64_t checksum_words(uint64_t h, const void* data, size_t size_bytes) {
@@ -60,6 +60,7 @@ void IndexWriter::add(const DocumentEntry& entry) {
   }
   stats.num_documents++;
   stats.num_tokens += entry.num_tokens;
+  stats.num_loss_tokens += entry.num_loss_tokens;
   buffer_.push_back(entry);
   if (buffer_.size() == kBufferEntries) flush();
 }

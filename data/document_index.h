@@ -37,14 +37,20 @@ constexpr int64_t bytes_per_token(Encoding encoding) {
 /// One document: bytes [offset, offset + size_bytes) of the data file.
 struct DocumentEntry {
   int64_t offset = 0, size_bytes = 0, num_tokens = 0;
+  int64_t num_loss_tokens = 0;  ///< tokens that are somebody's target: not the first, not masked
 };
+
+/// An entry whose every token but the first is a target.
+constexpr DocumentEntry unmasked_document(int64_t offset, int64_t size_bytes, int64_t num_tokens) {
+  return {offset, size_bytes, num_tokens, std::max<int64_t>(num_tokens - 1, 0)};
+}
 
 /// What is known of a whole file. Documents without tokens have no entry; they are counted here.
 struct IndexStats {
   Encoding encoding = Encoding::Json;
   int64_t num_documents = 0;
   int64_t num_tokens = 0;
-  int64_t num_loss_tokens = 0;  ///< tokens that are somebody's target: not the first of a document, not masked
+  int64_t num_loss_tokens = 0;
   int64_t num_empty_documents = 0;
   int64_t min_token = 0, max_token = 0;  ///< over tokens and labels
   int64_t longest_document = 0;          ///< the first of the longest
@@ -57,7 +63,7 @@ struct IndexStats {
 };
 
 /// Writes an index, entry by entry, to a file of its own. The reader of a format calls add() and fills the statistics
-/// that add() does not: encoding, num_loss_tokens, num_empty_documents, min_token, max_token.
+/// that add() does not: encoding, num_empty_documents, min_token, max_token.
 class IndexWriter {
  public:
   explicit IndexWriter(std::filesystem::path path, FileHandle fd);

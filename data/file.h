@@ -12,11 +12,12 @@
 #include <vector>
 
 #include "layers/core/check.h"
+#include "layers/core/log.h"
 
 static_assert(std::endian::native == std::endian::little, "every binary format here is little-endian");
 
-/// Called while bytes are read: done, total, and what is being done to which file.
-using IndexProgress = std::function<void(int64_t done_bytes, int64_t total_bytes, const std::string& label)>;
+/// Called while data are prepared: done, total (in bytes or documents), and what is being done to which file.
+using DataProgress = std::function<void(int64_t done, int64_t total, Progress::Unit unit, const std::string& label)>;
 
 /// Owns a file descriptor.
 class FileHandle {

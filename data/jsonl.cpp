@@ -301,6 +301,16 @@ struct Part {
   JsonlDocument document;
 };
 
+void add_document(Part& part, int64_t offset, int64_t size_bytes) {
+  const JsonlDocument& document = part.document;
+  part.entries.push_back({offset, size_bytes, document.num_tokens(), document.num_loss_tokens()});
+  for (const auto* ids : {&document.input_ids, &document.labels}) {
+    int32_t highest = 0;
+    for (const int32_t id : *ids) highest = std::max(highest, id);
+    part.stats.include_tokens(0, highest);
+  }
+}
+
 void index_part(std::string_view text, int64_t offset, Part& part) {
   part.entries.clear();
   part.stats = {};
@@ -313,19 +323,11 @@ void index_part(std::string_view text, int64_t offset, Part& part) {
     if (!is_blank(line)) {
       try {
         parse_jsonl_line(line, part.document);
+        add_document(part, offset + static_cast<int64_t>(begin), static_cast<int64_t>(line.size()));
       } catch (const std::exception& e) {  // an exception cannot leave a parallel loop
         part.error = e.what();
         part.error_is_unfinished = end == text.size();
         return;
-      }
-      const JsonlDocument& document = part.document;
-      part.entries.push_back(
-          {offset + static_cast<int64_t>(begin), static_cast<int64_t>(line.size()), document.num_tokens()});
-      part.stats.num_loss_tokens += document.num_loss_tokens();
-      for (const auto* ids : {&document.input_ids, &document.labels}) {
-        int32_t highest = 0;
-        for (const int32_t id : *ids) highest = std::max(highest, id);
-        part.stats.include_tokens(0, highest);
       }
     }
     begin = end + 1;
@@ -358,13 +360,13 @@ void parse_jsonl_line(std::string_view line, JsonlDocument& out) {
   LineParser(line, out).parse();
 }
 
-void index_jsonl(const InputFile& file, IndexWriter& writer, const IndexProgress& progress) {
+void index_jsonl(const InputFile& file, IndexWriter& writer, const DataProgress& progress) {
   writer.stats.encoding = Encoding::Json;
   const std::string name = file.path().string();
   std::vector<char> buffer;
   std::vector<Part> parts(static_cast<size_t>(num_threads()));
   int64_t block_offset = 0, kept = 0, line = 0;  // kept: bytes of a line that began in an earlier block
-  if (progress) progress(0, file.size_bytes(), "indexing " + name);
+  if (progress) progress(0, file.size_bytes(), Progress::Unit::Bytes, "indexing " + name);
   while (block_offset + kept < file.size_bytes()) {
     const int64_t n = std::min(kBlockBytes, file.size_bytes() - block_offset - kept);
     buffer.resize(static_cast<size_t>(std::max(kept + n, static_cast<int64_t>(buffer.size()))));
@@ -390,13 +392,12 @@ void index_jsonl(const InputFile& file, IndexWriter& writer, const IndexProgress
         fail("{}:{}: {}{}", name, line, part.error, part.error_is_unfinished ? "; the file may be truncated" : "");
       }
       for (const DocumentEntry& entry : part.entries) entry.num_tokens > 0 ? writer.add(entry) : writer.add_empty();
-      writer.stats.num_loss_tokens += part.stats.num_loss_tokens;
       writer.stats.include_tokens(part.stats.min_token, part.stats.max_token);
     }
     kept += n - static_cast<int64_t>(text.size());
     block_offset += static_cast<int64_t>(text.size());
     if (!text.empty()) std::memmove(buffer.data(), buffer.data() + text.size(), static_cast<size_t>(kept));
-    if (progress) progress(block_offset, file.size_bytes(), "indexing " + name);
+    if (progress) progress(block_offset, file.size_bytes(), Progress::Unit::Bytes, "indexing " + name);
   }
 }
 

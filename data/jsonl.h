@@ -23,7 +23,7 @@ struct JsonlDocument {
 void parse_jsonl_line(std::string_view line, JsonlDocument& out);
 
 /// Reads the whole file and adds its documents. Blank lines are skipped. Several threads parse.
-void index_jsonl(const InputFile& file, IndexWriter& writer, const IndexProgress& progress);
+void index_jsonl(const InputFile& file, IndexWriter& writer, const DataProgress& progress);
 
 /// The line (from 1) that holds byte `offset`.
 int64_t line_number(const InputFile& file, int64_t offset);

@@ -37,7 +37,7 @@ bool is_llmc(const InputFile& file) {
   return variant_of(file).has_value();
 }
 
-void index_llmc(const InputFile& file, IndexWriter& writer, const IndexProgress& progress) {
+void index_llmc(const InputFile& file, IndexWriter& writer, const DataProgress& progress) {
   const std::string name = file.path().string();
   const auto variant = variant_of(file);
   CHECK(variant,
@@ -59,8 +59,7 @@ void index_llmc(const InputFile& file, IndexWriter& writer, const IndexProgress&
   int64_t begin = 0;
   const auto end_document = [&](int64_t end) {
     if (end == begin) return;
-    writer.add({kHeaderBytes + begin * width, (end - begin) * width, end - begin});
-    writer.stats.num_loss_tokens += end - begin - 1;
+    writer.add(unmasked_document(kHeaderBytes + begin * width, (end - begin) * width, end - begin));
     begin = end;
   };
   for_each_token_block(file, kHeaderBytes, variant->encoding, num_tokens, progress,

@@ -7,4 +7,4 @@
 bool is_llmc(const InputFile& file);
 
 /// Adds the documents of the stream: each begins with the end-of-text token (GPT-2) or begin-of-text token (Llama 3).
-void index_llmc(const InputFile& file, IndexWriter& writer, const IndexProgress& progress);
+void index_llmc(const InputFile& file, IndexWriter& writer, const DataProgress& progress);

@@ -29,25 +29,26 @@ void check_options(const DataOptions& o) {
 
 }  // namespace
 
-Loader::Loader(const DataOptions& options, const IndexProgress& progress)
+Loader::Loader(const DataOptions& options, const DataProgress& progress)
     : options_(options),
+      progress_(progress),
       pack_options_{options.seq_len, parse_packing(options.packing), parse_long_documents(options.long_documents)},
       cache_(options.cache_dir),
       packer_(pack_options_) {
   check_options(options_);
   if (options_.is_eval) options_.shuffle = false;
-  open_sources(progress);
+  open_sources();
   check_documents();
   summarize();
 }
 
-void Loader::open_sources(const IndexProgress& progress) {
+void Loader::open_sources() {
   first_document_ = {0};
   for (const SourceSpec& source : options_.sources) {
     SourceSummary found{source.path, source.weight};
     const int64_t first = first_document_.back();
     for (const TokenPath& path : find_token_files(source.path, options_.format)) {
-      const TokenFile& file = files_.emplace_back(path, options_.vocab_size, cache_, progress);
+      const TokenFile& file = files_.emplace_back(path, options_.vocab_size, cache_, progress_);
       first_document_.push_back(first_document_.back() + file.num_documents());
       found.num_files++;
       found.size_bytes += file.size_bytes();
@@ -96,10 +97,14 @@ size_t Loader::file_of(int64_t document) const {
 }
 
 DocumentStream Loader::stream_of(const EpochOrder& order) const {
-  return {order.size(), [this, &order](int64_t place) {
-            const int64_t document = order.document(place);
-            const size_t f = file_of(document);
-            return DocumentLength{document, files_[f].num_tokens(document - first_document_[f])};
+  return {order.size(), [this, &order](int64_t place, std::span<DocumentLength> documents) {
+            // A length is a jump to anywhere in the index, a cache miss. In a loop of its own many are under way at
+            // once.
+            for (DocumentLength& d : documents) d.document = order.document(place++);
+            for (DocumentLength& d : documents) {
+              const size_t f = file_of(d.document);
+              d.num_tokens = files_[f].num_tokens(d.document - first_document_[f]);
+            }
           }};
 }
 
@@ -109,11 +114,23 @@ const Loader::Epoch& Loader::epoch(int64_t index) {
     epochs_.splice(epochs_.begin(), epochs_, kept);
     return epochs_.front();
   }
-  Epoch e{index, EpochOrder(ranges_, options_.seed, index, options_.shuffle), {}, {}};
+  Epoch e{index, EpochOrder(ranges_, options_.seed, index, options_.shuffle), {}, {}, {}};
   const DocumentStream stream = stream_of(e.order);
   for (Cursor cursor; cursor.place < stream.size;) {
     const Window window{cursor, e.stats.num_rows};
-    if (packer_.pack(stream, cursor, e.stats).size() > 0) e.windows.push_back(window);
+    const Rows& rows = packer_.pack(stream, cursor, e.stats);
+    if (progress_) {
+      progress_(cursor.place, stream.size, Progress::Unit::Count, fmt::format("packing epoch {}", index + 1));
+    }
+    if (rows.size() == 0) continue;
+    const std::vector<int64_t> order = row_order(index, static_cast<int64_t>(e.windows.size()), rows.size());
+    for (size_t place = 0; place < order.size(); place++) {
+      const auto row = rows.row_begin.begin() + order[place];
+      if (!has_target(rows.pieces.data() + row[0], rows.pieces.data() + row[1])) {
+        e.doubtful.push_back(window.first_row + static_cast<int64_t>(place));
+      }
+    }
+    e.windows.push_back(window);
   }
   CHECK(e.stats.num_rows > 0, "epoch {} is empty: all of its {} documents are longer than data.seq_len {} and dropped",
         index, e.stats.num_documents, options_.seq_len);
@@ -135,16 +152,63 @@ const Loader::PackedWindow& Loader::packed_window(const Epoch& e, int64_t window
   Cursor cursor = e.windows[static_cast<size_t>(window)].cursor;
   PackStats ignored;
   PackedWindow packed{e.epoch, window, packer_.pack(stream_of(e.order), cursor, ignored), {}};
-  // Best fit sorts by length: without a shuffle of the rows, a batch would have the long documents and another the
-  // short ones.
-  const Permutation shuffled(static_cast<uint64_t>(packed.rows.size()), options_.seed, "rows",
-                             static_cast<uint64_t>(e.epoch) << 32 | static_cast<uint64_t>(window));
-  for (int64_t r = 0; r < packed.rows.size(); r++) {
-    packed.order.push_back(options_.shuffle ? static_cast<int64_t>(shuffled(static_cast<uint64_t>(r))) : r);
-  }
+  packed.order = row_order(e.epoch, window, packed.rows.size());
   windows_.push_front(std::move(packed));
   if (windows_.size() > kKeptWindows) windows_.pop_back();
   return windows_.front();
+}
+
+// Best fit sorts by length: without a shuffle of the rows, a batch would have the long documents and another the short
+// ones.
+std::vector<int64_t> Loader::row_order(int64_t epoch, int64_t window, int64_t num_rows) const {
+  const Permutation shuffled(static_cast<uint64_t>(num_rows), options_.seed, "rows",
+                             static_cast<uint64_t>(epoch) << 32 | static_cast<uint64_t>(window));
+  std::vector<int64_t> order(static_cast<size_t>(num_rows));
+  for (int64_t r = 0; r < num_rows; r++) {
+    order[static_cast<size_t>(r)] = options_.shuffle ? static_cast<int64_t>(shuffled(static_cast<uint64_t>(r))) : r;
+  }
+  return order;
+}
+
+// Whether it is certain, from the counts of the index, that a token of the piece has a target.
+bool Loader::has_target(const Piece& piece) const {
+  const size_t f = file_of(piece.document);
+  const int64_t document = piece.document - first_document_[f];
+  const int64_t num_tokens = files_[f].num_tokens(document), num_loss_tokens = files_[f].num_loss_tokens(document);
+  if (num_loss_tokens == num_tokens - 1) return piece.count > 1 || piece.has_next;  // nothing is masked
+  return piece.count == num_tokens && num_loss_tokens > 0;
+}
+
+bool Loader::has_target(const Piece* begin, const Piece* end) const {
+  return std::any_of(begin, end, [this](const Piece& piece) { return has_target(piece); });
+}
+
+bool Loader::row_has_target(int64_t sample) {
+  const Epoch& e = epoch(epoch_of(sample));
+  const int64_t row = sample - first_sample_[static_cast<size_t>(e.epoch)];
+  return !std::binary_search(e.doubtful.begin(), e.doubtful.end(), row) || rows(sample, 1).num_loss_tokens > 0;
+}
+
+int64_t Loader::find_batch_without_target(int64_t begin, int64_t end, int64_t count) {
+  CHECK(begin >= 0 && count > 0, "batches of {} rows from {}", count, begin);
+  for (int64_t at = begin; at < end;) {
+    // On to the next row in doubt, and the batch that it is in.
+    const int64_t index = epoch_of(at);
+    const int64_t first = first_sample_[static_cast<size_t>(index)];
+    const std::vector<int64_t>& doubtful = epoch(index).doubtful;
+    const auto next = std::lower_bound(doubtful.begin(), doubtful.end(), at - first);
+    if (next == doubtful.end()) {
+      at = first_sample_[static_cast<size_t>(index) + 1];
+      continue;
+    }
+    const int64_t batch = (first + *next - begin) / count;
+    const int64_t batch_begin = begin + batch * count, batch_end = std::min(batch_begin + count, end);
+    int64_t sample = batch_begin;
+    while (sample < batch_end && !row_has_target(sample)) sample++;
+    if (batch_begin < end && sample == batch_end) return batch;
+    at = batch_end;
+  }
+  return -1;
 }
 
 int64_t Loader::rows_in_epoch(int64_t index) {
@@ -164,15 +228,14 @@ int64_t Loader::total_rows(double epochs) {
   return std::max<int64_t>(rows, 1);
 }
 
-int64_t Loader::max_row_len() const {
-  return round_up(options_.seq_len, options_.row_alignment);
+int64_t Loader::epoch_of(int64_t sample) {
+  while (first_sample_.back() <= sample) rows_in_epoch(static_cast<int64_t>(first_sample_.size()) - 1);
+  return std::upper_bound(first_sample_.begin(), first_sample_.end(), sample) - first_sample_.begin() - 1;
 }
 
 Loader::Row Loader::row(int64_t sample) {
-  while (first_sample_.back() <= sample) rows_in_epoch(static_cast<int64_t>(first_sample_.size()) - 1);
-  const auto next = std::upper_bound(first_sample_.begin(), first_sample_.end(), sample);
-  const Epoch& e = epoch(next - first_sample_.begin() - 1);
-  const int64_t in_epoch = sample - *(next - 1);
+  const Epoch& e = epoch(epoch_of(sample));
+  const int64_t in_epoch = sample - first_sample_[static_cast<size_t>(e.epoch)];
   const auto next_window = std::upper_bound(e.windows.begin(), e.windows.end(), in_epoch,
                                             [](int64_t r, const Window& w) { return r < w.first_row; });
   const PackedWindow& packed = packed_window(e, next_window - e.windows.begin() - 1);
@@ -212,9 +275,10 @@ void Loader::fill_row(const Row& pieces, int64_t row, Batch& batch) {
     const size_t f = file_of(piece.document);
     const int64_t document = piece.document - first_document_[f];
     labels_.resize(static_cast<size_t>(piece.count));
-    files_[f].read(document, piece.begin, piece.count, &batch.tokens[static_cast<size_t>(at)], labels_.data());
+    files_[f].read(document, piece.begin, piece.count, &batch.tokens[static_cast<size_t>(at)], labels_.data(),
+                   scratch_);
     int32_t next_token, next_label = kIgnoreTarget;
-    if (piece.has_next) files_[f].read(document, piece.begin + piece.count, 1, &next_token, &next_label);
+    if (piece.has_next) files_[f].read(document, piece.begin + piece.count, 1, &next_token, &next_label, scratch_);
     for (position = 0; position < piece.count; position++) {
       const size_t t = static_cast<size_t>(at + position);
       // The target of token t is the label of token t + 1.

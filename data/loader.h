@@ -57,7 +57,7 @@ class Loader {
  public:
   /// Opens, indexes and checks every file, and packs the first epoch. Errors name file, place, numbers and remedy.
   /// When many processes of a machine load the same files, let one go first: the others find its indexes.
-  explicit Loader(const DataOptions& options, const IndexProgress& progress = {});
+  explicit Loader(const DataOptions& options, const DataProgress& progress = {});
 
   const DataSummary& summary() const { return summary_; }
 
@@ -66,12 +66,13 @@ class Loader {
   /// Rows of so many epochs: 2.5 is all of the first two and half of the third. At least 1.
   int64_t total_rows(double epochs);
 
+  /// The first of the batches of `count` samples that [begin, end) is cut into (the last may hold fewer) in which no
+  /// token has a target, by its number from 0; or -1. Exact, and reads only rows that the index leaves in doubt.
+  int64_t find_batch_without_target(int64_t begin, int64_t end, int64_t count);
+
   /// Samples [sample, sample + count) as one batch; they may lie in several epochs. Rows are padded to the longest of
   /// them, rounded up to row_alignment. Any order of calls gives the same rows; going forward is cheapest.
   Batch rows(int64_t sample, int64_t count);
-
-  /// No row of a batch is longer: seq_len rounded up to row_alignment.
-  int64_t max_row_len() const;
 
  private:
   struct Window {
@@ -83,6 +84,7 @@ class Loader {
     int64_t epoch = 0;
     EpochOrder order;
     std::vector<Window> windows;
+    std::vector<int64_t> doubtful;  ///< rows that may have no target, ascending
     PackStats stats;
   };
   struct PackedWindow {
@@ -92,10 +94,15 @@ class Loader {
   };
   using Row = std::vector<Piece>;
 
-  void open_sources(const IndexProgress& progress);
+  void open_sources();
   void check_documents() const;
   void summarize();
   const Epoch& epoch(int64_t index);
+  int64_t epoch_of(int64_t sample);
+  std::vector<int64_t> row_order(int64_t epoch, int64_t window, int64_t num_rows) const;
+  bool has_target(const Piece& piece) const;
+  bool has_target(const Piece* begin, const Piece* end) const;
+  bool row_has_target(int64_t sample);
   const PackedWindow& packed_window(const Epoch& epoch, int64_t window);
   DocumentStream stream_of(const EpochOrder& order) const;
   Row row(int64_t sample);
@@ -104,6 +111,7 @@ class Loader {
   size_t file_of(int64_t document) const;
 
   DataOptions options_;
+  DataProgress progress_;
   PackOptions pack_options_;
   IndexCache cache_;
   std::vector<TokenFile> files_;
@@ -114,5 +122,6 @@ class Loader {
   std::vector<int64_t> first_sample_ = {0};  // of each epoch that was packed, and of the one after
   std::list<Epoch> epochs_;                  // the last ones used, newest first
   std::list<PackedWindow> windows_;          // likewise
+  TokenScratch scratch_;
   std::vector<int32_t> labels_;
 };

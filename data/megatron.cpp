@@ -110,7 +110,7 @@ class DocumentReader {
       entry.size_bytes += length * width;
       described_bytes_ += length * width;
     }
-    return entry;
+    return unmasked_document(entry.offset, entry.size_bytes, entry.num_tokens);
   }
 
   void check_end() const {
@@ -133,18 +133,13 @@ class DocumentReader {
 
 }  // namespace
 
-void index_megatron(const InputFile& idx, const InputFile& bin, IndexWriter& writer, const IndexProgress& progress) {
+void index_megatron(const InputFile& idx, const InputFile& bin, IndexWriter& writer, const DataProgress& progress) {
   const IdxHeader header = read_header(idx);
   writer.stats.encoding = header.encoding;
   DocumentReader reader(idx, bin, header);
   for (int64_t document = 0; document + 1 < header.num_boundaries; document++) {
     const DocumentEntry entry = reader.next(document);
-    if (entry.num_tokens == 0) {
-      writer.add_empty();
-      continue;
-    }
-    writer.add(entry);
-    writer.stats.num_loss_tokens += entry.num_tokens - 1;
+    entry.num_tokens > 0 ? writer.add(entry) : writer.add_empty();
   }
   reader.check_end();
   const int64_t num_tokens = bin.size_bytes() / bytes_per_token(header.encoding);

@@ -14,6 +14,8 @@ constexpr int64_t kMinPieces = 4096;
 constexpr int64_t kMinRows = 256;
 constexpr int64_t kMaxPieces = 1 << 20;
 
+constexpr int64_t kAhead = 1024;  // documents read at once
+
 }  // namespace
 
 Packing parse_packing(const std::string& name) {
@@ -142,8 +144,15 @@ void Packer::take_pieces(const DocumentStream& stream, Cursor& cursor, PackStats
   pieces_.clear();
   num_tokens_ = 0;
   int64_t room = L;  // in the row that Concat fills; otherwise a piece may always be L long
+  int64_t ahead_begin = cursor.place;
+  ahead_.clear();
   while (cursor.place < stream.size && !(room == L && is_full())) {
-    const DocumentLength d = stream.at(cursor.place);
+    if (cursor.place == ahead_begin + static_cast<int64_t>(ahead_.size())) {
+      ahead_begin = cursor.place;
+      ahead_.resize(static_cast<size_t>(std::min(kAhead, stream.size - ahead_begin)));
+      stream.read(ahead_begin, ahead_);
+    }
+    const DocumentLength d = ahead_[static_cast<size_t>(cursor.place - ahead_begin)];
     const int64_t end = cursor.offset == 0 ? admit(d, room, stats) : d.num_tokens;
     const int64_t count = std::min(end - cursor.offset, room);
     if (count > 0) pieces_.push_back({d.document, cursor.offset, count, cursor.offset + count < end});

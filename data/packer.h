@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,7 +32,7 @@ struct DocumentLength {
 /// The documents of an epoch in order.
 struct DocumentStream {
   int64_t size = 0;
-  std::function<DocumentLength(int64_t place)> at;
+  std::function<void(int64_t place, std::span<DocumentLength> documents)> read;  ///< those from `place`
 };
 
 /// Tokens [begin, begin + count) of a document.
@@ -86,9 +87,10 @@ class Packer {
   void arrange(int64_t num_rows);
 
   PackOptions options_;
-  std::vector<Piece> pieces_;    // of the window, in the order of the stream
-  int64_t num_tokens_ = 0;       // of pieces_
-  std::vector<int64_t> row_of_;  // piece -> row
+  std::vector<DocumentLength> ahead_;  // of the stream, read together
+  std::vector<Piece> pieces_;          // of the window, in the order of the stream
+  int64_t num_tokens_ = 0;             // of pieces_
+  std::vector<int64_t> row_of_;        // piece -> row
   Rows rows_;
 
   // Best fit: rows by the room that they have left, and which amounts of room there are.

@@ -105,8 +105,7 @@ const char* name_of(TokenFormat format) {
 void index_bytes(const InputFile& file, IndexWriter& writer) {
   writer.stats.encoding = Encoding::U8;
   if (file.size_bytes() == 0) return writer.add_empty();
-  writer.add({0, file.size_bytes(), file.size_bytes()});
-  writer.stats.num_loss_tokens = file.size_bytes() - 1;
+  writer.add(unmasked_document(0, file.size_bytes(), file.size_bytes()));
   writer.stats.include_tokens(0, 255);
 }
 
@@ -116,7 +115,7 @@ std::string key_line(const InputFile& file) {
 }
 
 DocumentIndex open_index(const TokenPath& path, const InputFile& file, IndexCache& cache,
-                         const IndexProgress& progress) {
+                         const DataProgress& progress) {
   std::optional<InputFile> idx;
   if (path.format == TokenFormat::Megatron) idx.emplace(path.index);
   const std::string key =
@@ -154,7 +153,7 @@ std::vector<TokenPath> find_token_files(const std::string& pattern, const std::s
   return files;
 }
 
-TokenFile::TokenFile(const TokenPath& path, int64_t vocab_size, IndexCache& cache, const IndexProgress& progress)
+TokenFile::TokenFile(const TokenPath& path, int64_t vocab_size, IndexCache& cache, const DataProgress& progress)
     : format_(path.format),
       file_(path.data),
       vocab_size_(vocab_size),
@@ -166,65 +165,71 @@ TokenFile::TokenFile(const TokenPath& path, int64_t vocab_size, IndexCache& cach
   check_tokens();
 }
 
-void TokenFile::check_tokens() {
+void TokenFile::check_tokens() const {
   if (stats().min_token >= 0 && stats().max_token < vocab_size_) return;
   CHECK(format_ != TokenFormat::Bytes, "{}: a file of bytes needs a vocabulary of 256 or more, the model has {}",
         file_.path().string(), vocab_size_);
   // The index says that there is a bad id, not where. read() names it.
   std::vector<int32_t> tokens, labels;
+  TokenScratch scratch;
   for (int64_t document = 0; document < num_documents(); document++) {
     for (int64_t begin = 0; begin < num_tokens(document); begin += kCheckTokens) {
       const int64_t count = std::min(kCheckTokens, num_tokens(document) - begin);
       tokens.resize(static_cast<size_t>(count));
       labels.resize(static_cast<size_t>(count));
-      read(document, begin, count, tokens.data(), labels.data());
+      read(document, begin, count, tokens.data(), labels.data(), scratch);
     }
   }
   fail("{}: holds token ids from {} to {}, the model's vocabulary is {}", file_.path().string(), stats().min_token,
        stats().max_token, vocab_size_);
 }
 
-void TokenFile::read(int64_t document, int64_t begin, int64_t count, int32_t* tokens, int32_t* labels) {
+void TokenFile::read(int64_t document, int64_t begin, int64_t count, int32_t* tokens, int32_t* labels,
+                     TokenScratch& scratch) const {
   CHECK(begin >= 0 && count >= 0 && begin + count <= num_tokens(document), "{}: tokens [{}, {}) of {}", where(document),
         begin, begin + count, num_tokens(document));
   if (stats().encoding == Encoding::Json) {
-    read_json(document, begin, count, tokens, labels);
+    read_json(document, begin, count, tokens, labels, scratch);
   } else {
-    read_binary(document, begin, count, tokens, labels);
+    read_binary(document, begin, count, tokens, labels, scratch);
   }
 }
 
-void TokenFile::read_json(int64_t document, int64_t begin, int64_t count, int32_t* tokens, int32_t* labels) {
-  if (parsed_document_ != document) parse(document);
+void TokenFile::read_json(int64_t document, int64_t begin, int64_t count, int32_t* tokens, int32_t* labels,
+                          TokenScratch& scratch) const {
+  if (scratch.file != this || scratch.document != document) parse(document, scratch);
+  const JsonlDocument& parsed = scratch.parsed;
   for (int64_t i = 0; i < count; i++) {
     const size_t at = static_cast<size_t>(begin + i);
-    tokens[i] = parsed_.input_ids[at];
-    labels[i] = parsed_.has_labels ? parsed_.labels[at] : tokens[i];
+    tokens[i] = parsed.input_ids[at];
+    labels[i] = parsed.has_labels ? parsed.labels[at] : tokens[i];
     if (tokens[i] >= vocab_size_) bad_token(document, begin + i, "token", tokens[i]);
     if (labels[i] >= vocab_size_) bad_token(document, begin + i, "the label of token", labels[i]);
   }
 }
 
-void TokenFile::parse(int64_t document) {
+void TokenFile::parse(int64_t document, TokenScratch& scratch) const {
   const DocumentEntry& entry = index_[document];
-  parsed_document_ = -1;
-  buffer_.resize(static_cast<size_t>(entry.size_bytes));
-  file_.read(entry.offset, entry.size_bytes, buffer_.data());
+  scratch.file = nullptr;
+  scratch.bytes.resize(static_cast<size_t>(entry.size_bytes));
+  file_.read(entry.offset, entry.size_bytes, scratch.bytes.data());
   try {
-    parse_jsonl_line({buffer_.data(), buffer_.size()}, parsed_);
+    parse_jsonl_line({scratch.bytes.data(), scratch.bytes.size()}, scratch.parsed);
   } catch (const Error& e) {
     fail("{}: {}; the file was changed after it was indexed", where(document), e.what());
   }
-  CHECK(parsed_.num_tokens() == entry.num_tokens, "{}: {} tokens, {} when it was indexed; the file was changed",
-        where(document), parsed_.num_tokens(), entry.num_tokens);
-  parsed_document_ = document;
+  CHECK(scratch.parsed.num_tokens() == entry.num_tokens, "{}: {} tokens, {} when it was indexed; the file was changed",
+        where(document), scratch.parsed.num_tokens(), entry.num_tokens);
+  scratch.file = this;
+  scratch.document = document;
 }
 
-void TokenFile::read_binary(int64_t document, int64_t begin, int64_t count, int32_t* tokens, int32_t* labels) {
-  wide_.resize(static_cast<size_t>(count));
-  read_binary_tokens(file_, index_[document].offset, stats().encoding, begin, count, buffer_, wide_.data());
+void TokenFile::read_binary(int64_t document, int64_t begin, int64_t count, int32_t* tokens, int32_t* labels,
+                            TokenScratch& scratch) const {
+  scratch.ids.resize(static_cast<size_t>(count));
+  read_binary_tokens(file_, index_[document].offset, stats().encoding, begin, count, scratch.bytes, scratch.ids.data());
   for (int64_t i = 0; i < count; i++) {
-    const int64_t id = wide_[static_cast<size_t>(i)];
+    const int64_t id = scratch.ids[static_cast<size_t>(i)];
     if (id < 0 || id >= vocab_size_) bad_token(document, begin + i, "token", id);
     labels[i] = tokens[i] = static_cast<int32_t>(id);
   }

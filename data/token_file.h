@@ -22,39 +22,49 @@ struct TokenPath {
 /// jsonl, megatron, llmc or bytes. A pattern without files, a directory, and a format that cannot be told are Errors.
 std::vector<TokenPath> find_token_files(const std::string& pattern, const std::string& format);
 
+class TokenFile;
+
+/// Memory that reading needs: one for all files of a reader, however many there are.
+struct TokenScratch {
+  std::vector<char> bytes;
+  std::vector<int64_t> ids;
+  // The line parsed last. It is kept: the pieces of a long document are asked for one by one.
+  const TokenFile* file = nullptr;
+  int64_t document = -1;
+  JsonlDocument parsed;
+};
+
 class TokenFile {
  public:
   /// Opens, indexes (or finds the index in `cache`) and checks. Token ids must be below `vocab_size`.
-  TokenFile(const TokenPath& path, int64_t vocab_size, IndexCache& cache, const IndexProgress& progress);
+  TokenFile(const TokenPath& path, int64_t vocab_size, IndexCache& cache, const DataProgress& progress);
 
   const std::filesystem::path& path() const { return file_.path(); }
   int64_t size_bytes() const { return file_.size_bytes(); }
   const IndexStats& stats() const { return index_.stats(); }
   int64_t num_documents() const { return index_.num_documents(); }
   int64_t num_tokens(int64_t document) const { return index_[document].num_tokens; }
+  int64_t num_loss_tokens(int64_t document) const { return index_[document].num_loss_tokens; }
 
   /// Tokens [begin, begin + count) of a document, and their labels: the label of a token is the id that is to be
   /// predicted in its place, or kIgnoreTarget. Where the format has no labels, the token itself.
-  void read(int64_t document, int64_t begin, int64_t count, int32_t* tokens, int32_t* labels);
+  void read(int64_t document, int64_t begin, int64_t count, int32_t* tokens, int32_t* labels,
+            TokenScratch& scratch) const;
 
   /// For messages: "train.jsonl:17 (document 16)".
   std::string where(int64_t document) const;
 
  private:
-  void check_tokens();
+  void check_tokens() const;
   [[noreturn]] void bad_token(int64_t document, int64_t position, const char* what, int64_t id) const;
-  void read_json(int64_t document, int64_t begin, int64_t count, int32_t* tokens, int32_t* labels);
-  void read_binary(int64_t document, int64_t begin, int64_t count, int32_t* tokens, int32_t* labels);
-  void parse(int64_t document);
+  void read_json(int64_t document, int64_t begin, int64_t count, int32_t* tokens, int32_t* labels,
+                 TokenScratch& scratch) const;
+  void read_binary(int64_t document, int64_t begin, int64_t count, int32_t* tokens, int32_t* labels,
+                   TokenScratch& scratch) const;
+  void parse(int64_t document, TokenScratch& scratch) const;
 
   TokenFormat format_;
   InputFile file_;
   int64_t vocab_size_;
   DocumentIndex index_;
-
-  // Reused memory. The last line parsed is kept: the pieces of a long document are asked for one by one.
-  std::vector<char> buffer_;
-  std::vector<int64_t> wide_;
-  int64_t parsed_document_ = -1;
-  JsonlDocument parsed_;
 };

@@ -46,19 +46,21 @@ void report_model(Console& console, const ModelConfig& model, const std::vector<
   console.table(table);
 }
 
-IndexProgress report_indexing(Console& console) {
+DataProgress report_data_progress(Console& console) {
   struct Bar {
     std::string label;
     std::optional<Progress> progress;
   };
-  return [&console, bar = std::make_shared<Bar>()](int64_t done, int64_t total, const std::string& label) {
+  return [&console, bar = std::make_shared<Bar>()](int64_t done, int64_t total, Progress::Unit unit,
+                                                   const std::string& label) {
     if (!bar->progress || bar->label != label) {
       bar->label = label;
-      bar->progress.emplace(console, label, total, Progress::Unit::Bytes);
+      bar->progress.emplace(console, label, total, unit);
     }
     bar->progress->update(done);
     if (done >= total) {
-      bar->progress->finish(done);
+      // Of what is done for every epoch, only what takes its time leaves a line.
+      if (unit == Progress::Unit::Bytes || bar->progress->elapsed_s() > 2) bar->progress->finish(done);
       bar->progress.reset();
     }
   };

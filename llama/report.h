@@ -7,7 +7,7 @@
 
 void report_model(Console& console, const ModelConfig& model, const std::vector<ParamUnit>& units);
 /// Shows a bar for each file that a loader indexes.
-IndexProgress report_indexing(Console& console);
+DataProgress report_data_progress(Console& console);
 void report_data(Console& console, const char* what, const DataSummary& summary);
 
 /// What differs between the run that saved a checkpoint and the one that goes on from it, a line an option.

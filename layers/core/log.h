@@ -94,6 +94,7 @@ class Progress {
   /// Cheap: redraws at most ten times a second.
   void update(int64_t done);
   void finish(int64_t done);
+  double elapsed_s() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
   /// The two lines, for given numbers.
   std::string bar(int64_t done, double elapsed_s) const;
@@ -101,7 +102,6 @@ class Progress {
 
  private:
   using Clock = std::chrono::steady_clock;
-  double elapsed_s() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
   std::string amount(double x) const { return unit_ == Unit::Bytes ? format_bytes(x) : format_count(x); }
 
   Console& console_;

@@ -30,10 +30,11 @@ inline void read_token_file(const TokenPath& path) {
   try {
     IndexCache cache(directory);
     TokenFile file(path, int64_t{1} << 31, cache, {});
+    TokenScratch scratch;
     int64_t num_tokens = 0;
     for (int64_t d = 0; d < file.num_documents(); d++) {
       std::vector<int32_t> tokens(static_cast<size_t>(file.num_tokens(d))), labels(tokens);
-      file.read(d, 0, file.num_tokens(d), tokens.data(), labels.data());
+      file.read(d, 0, file.num_tokens(d), tokens.data(), labels.data(), scratch);
       num_tokens += file.num_tokens(d);
     }
     if (num_tokens != file.stats().num_tokens) std::abort();

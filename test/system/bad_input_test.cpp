@@ -137,16 +137,27 @@ TEST_F(BadInput, documents) {
   expect_refused({{"--data.train", data_of("{\"input_ids\": [1, 2, 3], \"labels\": [-100, -100, -100]}\n")}}, {"-100"});
 }
 
-TEST_F(BadInput, a_step_without_a_target_is_an_error_and_not_nan) {
+TEST_F(BadInput, a_later_step_without_a_target) {
   std::string lines;
   for (int i = 0; i < 40; i++) {
-    lines += i == 39 ? "{\"input_ids\": [1, 2]}\n" : "{\"input_ids\": [1, 2], \"labels\": [-100, -100]}\n";
+    lines += i == 0 ? "{\"input_ids\": [1, 2]}\n" : "{\"input_ids\": [1, 2], \"labels\": [-100, -100]}\n";
   }
   expect_refused({{"--data.train", data_of(lines)},
                   {"--data.shuffle", "false"},
                   {"--data.packing", "none"},
                   {"--data.seq_len", "2"}},
-                 {"none of its", "target"});
+                 {"step 2: none of its tokens", "target", "batch.global_batch_size"});
+}
+
+TEST_F(BadInput, an_evaluation_without_a_target) {
+  // The target is in the part that truncation takes away.
+  const fs::path eval = data_of("{\"input_ids\": [1, 2, 3, 4], \"labels\": [-100, -100, -100, 4]}\n");
+  write_text(dir_ / "train.jsonl", "{\"input_ids\": [1, 2, 3, 4]}\n");
+  expect_refused({{"--data.train", dir_ / "train.jsonl"},
+                  {"--data.eval", eval},
+                  {"--data.seq_len", "3"},
+                  {"--data.long_documents", "truncate"}},
+                 {"data.eval", "target"});
 }
 
 TEST_F(BadInput, options) {

@@ -233,7 +233,9 @@ TEST(Jsonl, memory_does_not_grow_with_the_file) {
   const InputFile file(dir / "a.jsonl");
   const int64_t before = anonymous_memory_kib();
   int64_t most = 0;
-  const auto watch = [&](int64_t, int64_t, const std::string&) { most = std::max(most, anonymous_memory_kib()); };
+  const auto watch = [&](int64_t, int64_t, Progress::Unit, const std::string&) {
+    most = std::max(most, anonymous_memory_kib());
+  };
   const DocumentIndex index =
       cache.open("index", "key", [&](IndexWriter& writer) { index_jsonl(file, writer, watch); });
   EXPECT_EQ(index.num_documents(), kLines);

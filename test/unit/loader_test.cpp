@@ -362,6 +362,63 @@ TEST(Loader, summary_counts_everything) {
   EXPECT_EQ(s.sources[0].size_bytes, static_cast<int64_t>(to_jsonl(documents).size()));
 }
 
+// The definition: the batches one by one, and count.
+int64_t first_batch_without_target(Loader& loader, int64_t begin, int64_t end, int64_t count) {
+  for (int64_t batch = 0; begin + batch * count < end; batch++) {
+    const int64_t at = begin + batch * count;
+    if (loader.rows(at, std::min(count, end - at)).num_loss_tokens == 0) return batch;
+  }
+  return -1;
+}
+
+TEST(Loader, a_batch_without_target_is_found_wherever_it_is) {
+  Corpus corpus;
+  // Most documents are masked whole, or after their first half, or have one token.
+  TestDocuments documents = make_documents(600, 40, 1000, 3, false);
+  for (size_t d = 0; d < documents.size(); d++) {
+    auto& [tokens, labels] = documents[d];
+    if (d % 4 == 0) std::fill(labels.begin(), labels.end(), kIgnoreTarget);
+    if (d % 4 == 1) std::fill(labels.begin() + static_cast<int64_t>(labels.size()) / 2, labels.end(), kIgnoreTarget);
+    if (d % 4 == 2) tokens.resize(1), labels.resize(1);
+  }
+  corpus.write("a.jsonl", documents);
+  int num_found = 0, num_none = 0;
+  for (const char* packing : {"best_fit", "concat", "none"}) {
+    for (const char* long_documents : {"split", "truncate"}) {
+      for (const int64_t seq_len : {5, 16, 64}) {
+        DataOptions o = corpus.options({{"a.jsonl"}}, seq_len);
+        o.packing = packing, o.long_documents = long_documents;
+        Loader loader(o);
+        const int64_t rows = loader.rows_in_epoch(0);
+        for (const int64_t count : {1, 2, 3, 7}) {
+          for (const int64_t begin : {int64_t{0}, rows / 2, rows - 1, rows + 3}) {
+            const int64_t end = rows + rows / 2;
+            const int64_t found = loader.find_batch_without_target(begin, end, count);
+            EXPECT_EQ(found, first_batch_without_target(loader, begin, end, count))
+                << packing << " " << long_documents << " " << seq_len << " " << begin << " " << count;
+            (found < 0 ? num_none : num_found)++;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(num_found, 50);
+  EXPECT_GT(num_none, 50);
+  Loader loader(corpus.options({{"a.jsonl"}}));
+  EXPECT_EQ(loader.find_batch_without_target(5, 5, 3), -1);  // no batch
+}
+
+TEST(Loader, a_last_batch_of_fewer_rows_may_have_no_target) {
+  Corpus corpus;
+  corpus.write("a.jsonl", {{{1, 2}, {1, 2}}, {{3, 4}, {3, 4}}, {{5, 6}, {5, -100}}});
+  DataOptions o = corpus.options({{"a.jsonl"}}, 2);
+  o.shuffle = false;
+  Loader loader(o);
+  EXPECT_EQ(loader.find_batch_without_target(0, 3, 2), 1);
+  EXPECT_EQ(loader.find_batch_without_target(0, 4, 2), -1);  // row 3 is the first of the next epoch
+  EXPECT_EQ(loader.find_batch_without_target(0, 2, 2), -1);
+}
+
 // The worked example of data/FORMAT.md.
 TEST(Loader, worked_example) {
   Corpus corpus;
@@ -452,15 +509,25 @@ TEST(Loader, bad_input_is_refused_with_a_remedy) {
 TEST(Loader, progress_reaches_its_end) {
   Corpus corpus;
   corpus.write("a.jsonl", make_documents(100, 50, 1000));
-  int64_t last = -1, all = 0;
-  std::string what;
-  Loader loader(corpus.options({{"a.jsonl"}}), [&](int64_t done, int64_t total, const std::string& label) {
-    EXPECT_GT(done, last);
-    last = done, all = total, what = label;
-  });
-  EXPECT_EQ(last, all);
-  EXPECT_EQ(all, loader.summary().sources[0].size_bytes);
-  EXPECT_NE(what.find("a.jsonl"), std::string::npos);
+  struct Seen {
+    int64_t done = -1, total = 0;
+    Progress::Unit unit;
+  };
+  std::map<std::string, Seen> seen;
+  Loader loader(corpus.options({{"a.jsonl"}}),
+                [&](int64_t done, int64_t total, Progress::Unit unit, const std::string& label) {
+                  EXPECT_GT(done, seen[label].done);
+                  seen[label] = {done, total, unit};
+                });
+  loader.rows_in_epoch(1);
+  ASSERT_EQ(seen.size(), 3u);
+  for (const auto& [label, s] : seen) {
+    const bool is_index = label.find("a.jsonl") != std::string::npos;
+    EXPECT_EQ(s.done, s.total) << label;
+    EXPECT_EQ(s.total, is_index ? loader.summary().sources[0].size_bytes : 100) << label;
+    EXPECT_EQ(s.unit, is_index ? Progress::Unit::Bytes : Progress::Unit::Count) << label;
+  }
+  EXPECT_TRUE(seen.contains("packing epoch 1") && seen.contains("packing epoch 2"));
 }
 
 }  // namespace

@@ -19,8 +19,8 @@ std::vector<int64_t> random_lengths(int64_t count, int64_t longest, uint64_t see
 }
 
 DocumentStream stream_of(const std::vector<int64_t>& lengths) {
-  return {static_cast<int64_t>(lengths.size()), [&lengths](int64_t place) {
-            return DocumentLength{place, lengths[static_cast<size_t>(place)]};
+  return {static_cast<int64_t>(lengths.size()), [&lengths](int64_t place, std::span<DocumentLength> documents) {
+            for (DocumentLength& d : documents) d = {place, lengths[static_cast<size_t>(place)]}, place++;
           }};
 }
 

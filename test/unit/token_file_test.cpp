@@ -26,13 +26,14 @@ struct Files {
 /// Every document, whole and in every range (of the first and last few tokens of long ones).
 void expect_documents(TokenFile file, const TestDocuments& expected) {
   ASSERT_EQ(file.num_documents(), static_cast<int64_t>(expected.size()));
+  TokenScratch scratch;
   for (size_t d = 0; d < expected.size(); d++) {
     const auto n = static_cast<int64_t>(expected[d].tokens.size());
     ASSERT_EQ(file.num_tokens(static_cast<int64_t>(d)), n);
     for (const int64_t begin : {int64_t{0}, n / 2, n - 1}) {
       for (const int64_t count : {int64_t{0}, int64_t{1}, (n - begin) / 2, n - begin}) {
         std::vector<int32_t> tokens(static_cast<size_t>(count)), labels(tokens);
-        file.read(static_cast<int64_t>(d), begin, count, tokens.data(), labels.data());
+        file.read(static_cast<int64_t>(d), begin, count, tokens.data(), labels.data(), scratch);
         ASSERT_TRUE(std::equal(tokens.begin(), tokens.end(), expected[d].tokens.begin() + begin)) << d;
         ASSERT_TRUE(std::equal(labels.begin(), labels.end(), expected[d].labels.begin() + begin)) << d;
       }
@@ -41,9 +42,10 @@ void expect_documents(TokenFile file, const TestDocuments& expected) {
 }
 
 void read_all(TokenFile file) {
+  TokenScratch scratch;
   for (int64_t d = 0; d < file.num_documents(); d++) {
     std::vector<int32_t> tokens(static_cast<size_t>(file.num_tokens(d))), labels(tokens);
-    file.read(d, 0, file.num_tokens(d), tokens.data(), labels.data());
+    file.read(d, 0, file.num_tokens(d), tokens.data(), labels.data(), scratch);
   }
 }
 
