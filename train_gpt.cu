@@ -58,13 +58,15 @@ int64_t count_targets(const std::vector<Batch>& batches) {
   return n;
 }
 
-/// Mean loss over the evaluation set: sum of nll over all targets, divided once.
-double evaluate(Loader& loader, const RunConfig& run, TrainState& state, Communicator& world, Console& console) {
+/// Mean loss over the evaluation set: sum of nll over all targets, divided once. None when a signal comes meanwhile.
+std::optional<double> evaluate(Loader& loader, const RunConfig& run, TrainState& state, Communicator& world,
+                               StopSignal& stop, Console& console) {
   const int64_t rows = loader.rows_in_epoch(0), micro = run.batch.micro_batch_size;
   Progress progress(console, "evaluating", rows);
   double nll = 0;
   int64_t targets = 0;
   for (int64_t row = 0; row < rows; row += micro) {
+    if (stop.received()) return std::nullopt;
     const Batch batch = loader.rows(row, std::min(micro, rows - row));
     nll += state.llama.evaluate(batch, state.params);
     targets += batch.num_loss_tokens;
@@ -198,12 +200,13 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   check_targets(run, train_data, eval_data ? &*eval_data : nullptr, done, total_rows);
 
   MemoryPlan plan = plan_memory(run, model);
-  plan.host_bytes = static_cast<size_t>(read_process_memory().resident_bytes) + gemm_buffer_bytes(DType::F32);
+  plan.host_bytes =
+      static_cast<size_t>(read_process_memory().resident_bytes) + gemm_buffer_bytes(DType::F32) + batch_bytes(run);
   report_memory(console, plan, recompute_choices(run, model), run);
   if (run.plan) return 0;
 
   for (const std::string& line : prepare_checkpoint_dir(run.checkpoint.dir)) console.info("{}", line);
-  if (!run.debug.dump_dir.empty()) FileSystem().create_directories(run.debug.dump_dir);
+  if (!run.debug.dump_dir.empty()) FileSystem().check_writable(run.debug.dump_dir);
   const CompanionFiles companions = read_companion_files(model_path);
   const double peak_flops = measure_gemm_peak(device);
   Arena arena(device, plan.arena_bytes);
@@ -253,7 +256,7 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
     metrics.mem_mib = static_cast<double>(read_process_memory().peak_bytes) / (1 << 20);
     const bool is_last = step == total_steps;
     if (eval_data && !stop.received() && (is_last || (run.train.eval_every > 0 && step % run.train.eval_every == 0))) {
-      metrics.eval_loss = evaluate(*eval_data, run, state, world, console);
+      metrics.eval_loss = evaluate(*eval_data, run, state, world, stop, console);
     }
     if (is_logged_step(step, total_steps, run.log.every, metrics.eval_loss.has_value())) {
       log.write(metrics);

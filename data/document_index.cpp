@@ -7,8 +7,10 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <random>
 
 #include "layers/core/rng.h"
 
@@ -44,6 +46,24 @@ uint64_t finish_checksum(uint64_t entries, const IndexStats& stats, const std::s
 const char* environment(const char* name) {
   const char* value = std::getenv(name);
   return value && *value ? value : nullptr;
+}
+
+uint64_t random_word() {
+  std::random_device device;
+  return uint64_t{device()} << 32 | device();
+}
+
+// What a process left that was killed while it wrote this index. A file that is still written to is not that old.
+void remove_leftovers(const std::filesystem::path& directory, const std::string& name) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
+    const std::string other = entry.path().filename().string();
+    if (!other.starts_with(name + ".") || !other.ends_with(".tmp")) continue;
+    const auto written = entry.last_write_time(error);
+    if (!error && std::filesystem::file_time_type::clock::now() - written > std::chrono::hours(24)) {
+      std::filesystem::remove(entry.path(), error);
+    }
+  }
 }
 
 }  // namespace
@@ -149,8 +169,9 @@ DocumentIndex IndexCache::open(const std::string& name, const std::string& key,
   for (const auto& directory : directories_) {
     std::error_code ignored;
     std::filesystem::create_directories(directory, ignored);
-    std::string temporary = (directory / (name + ".XXXXXX")).string();
-    FileHandle fd(mkostemp(temporary.data(), O_CLOEXEC));
+    remove_leftovers(directory, name);
+    const std::string temporary = (directory / fmt::format("{}.{:016x}.tmp", name, random_word())).string();
+    FileHandle fd(::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (!fd) {
       refused += fmt::format("{}'{}' ({})", refused.empty() ? "" : ", ", directory.string(), std::strerror(errno));
       continue;

@@ -115,6 +115,13 @@ void FileSystem::create_directories(const fs::path& path) const {
   if (error) fail_operation("make the directory", path, error.value());
 }
 
+void FileSystem::check_writable(const fs::path& directory) const {
+  create_directories(directory);
+  const fs::path probe = directory / ".write_test";
+  write_file(probe, "");
+  remove_all(probe);
+}
+
 void FileSystem::rename(const fs::path& from, const fs::path& to) const {
   if (const int error = fault("rename", to)) fail_operation("rename to", to, error);
   if (::rename(from.c_str(), to.c_str()) != 0) fail_operation("rename to", to, errno);

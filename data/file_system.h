@@ -37,6 +37,8 @@ class FileSystem {
   void sync_path(const std::filesystem::path& path) const;
   /// With its parents; one that exists is fine.
   void create_directories(const std::filesystem::path& path) const;
+  /// Makes the directory and proves, with a file that goes away again, that it can be written.
+  void check_writable(const std::filesystem::path& directory) const;
   /// Atomic within a file system; `to` must not exist, or be an empty directory.
   void rename(const std::filesystem::path& from, const std::filesystem::path& to) const;
   /// A file, or a directory with all that is in it; symbolic links are not followed. None is fine.

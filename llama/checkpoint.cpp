@@ -53,10 +53,19 @@ void save_checkpoint(const std::filesystem::path& dir, TrainState& state, const 
 
 void load_checkpoint(const Checkpoint& checkpoint, TrainState& state, const ModelConfig& model,
                      const LoadProgress& progress) {
-  load_weights(state.params, model, state.units, SafetensorsDirectory(checkpoint.path), progress);
+  // Each moment has as many bytes as the weights.
+  const auto pieces = shard_pieces(state.units, state.params);
+  int64_t loaded = 0, part = 0;
+  for (const ShardPiece& piece : pieces) part += piece.count * static_cast<int64_t>(size_of(state.params.dtype()));
+  const auto report = [&](int64_t bytes) {
+    loaded += bytes;
+    if (progress) progress(loaded, part * 3);
+  };
+  load_weights(state.params, model, state.units, SafetensorsDirectory(checkpoint.path),
+               [&](int64_t done, int64_t) { report(done - loaded); });
   for (const char* moment : kMoments) {
     const SafetensorsDirectory directory(checkpoint.path / "optimizer", moment);
-    for (const ShardPiece& piece : shard_pieces(state.units, state.params)) {
+    for (const ShardPiece& piece : pieces) {
       const std::string& name = piece.disk->hf_name;
       const std::vector<int64_t> shape(piece.disk->shape.begin(), piece.disk->shape.end());
       CHECK(directory.contains(name) && directory.info(name).shape == shape,
@@ -64,6 +73,7 @@ void load_checkpoint(const Checkpoint& checkpoint, TrainState& state, const Mode
             checkpoint.path.string(), moment, name, piece.disk->shape.str());
       const Tensor to = piece_of(moment_shard(state.adamw, moment, piece.unit), piece);
       directory.read(name, piece.begin, piece.count, to.dtype, to.data);
+      report(static_cast<int64_t>(to.size_bytes()));
     }
   }
 }

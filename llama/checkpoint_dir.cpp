@@ -251,10 +251,7 @@ RunLock::RunLock(const fs::path& dir) {
 }
 
 std::vector<std::string> prepare_checkpoint_dir(const fs::path& dir, const FileSystem& file_system) {
-  file_system.create_directories(dir);
-  const fs::path probe = dir / ".write_test";
-  file_system.write_file(probe, "");
-  file_system.remove_all(probe);
+  file_system.check_writable(dir);
   std::vector<std::string> log;
   for (const std::string& name : list_names(dir)) {
     const fs::path path = dir / name;

@@ -35,6 +35,11 @@ ModelOptions model_options(const RunConfig& run, const ModelConfig& model) {
   return options;
 }
 
+size_t batch_bytes(const RunConfig& run) {
+  constexpr size_t kBytesPerToken = 4 * sizeof(int32_t);  // tokens, targets, positions, document ids
+  return static_cast<size_t>(run.batch.global_batch_size * run.data.seq_len) * kBytesPerToken;
+}
+
 MemoryPlan plan_memory(const RunConfig& run, const ModelConfig& model) {
   Arena arena;
   measure(arena, run, model);

@@ -31,9 +31,12 @@ struct MemoryPlan {
   };
   std::vector<Row> rows;
   size_t arena_bytes = 0;  ///< the one allocation
-  size_t host_bytes = 0;   ///< beside it: the program, its libraries, GEMM packing buffers
+  size_t host_bytes = 0;   ///< beside it: the program, its libraries, GEMM packing buffers, the rows of a step
   size_t total_bytes() const { return arena_bytes + host_bytes; }
 };
+
+/// The rows of one step on the host, beside the arena.
+size_t batch_bytes(const RunConfig& run);
 
 MemoryPlan plan_memory(const RunConfig& run, const ModelConfig& model);
 

@@ -134,7 +134,7 @@ void report_memory(Console& console, const MemoryPlan& plan, const std::vector<R
   }
   table.rule();
   table.row({"arena (with sharing)", "", "", "", "", mib(plan.arena_bytes)});
-  table.row({"program, libraries, GEMM packing", "", "", "", "", mib(plan.host_bytes)});
+  table.row({"program, libraries, GEMM packing, rows", "", "", "", "", mib(plan.host_bytes)});
   table.row({"total", "", "", "", "", mib(plan.total_bytes())});
   console.table(table);
   for (const RecomputeChoice& choice : choices) {

@@ -117,14 +117,13 @@ struct Arguments {
   CLI::App app;
   std::string config_path, world;
   std::vector<std::pair<const Option*, CLI::Option*>> given;
-  CLI::Option *help, *markdown, *version, *plan;
+  CLI::Option *help, *version, *plan;
 
   explicit Arguments(const std::vector<Option>& options) {
     app.set_help_flag();
     app.allow_extras();
     app.add_option("CONFIG", config_path);
     help = app.add_flag("-h,--help");
-    markdown = app.add_flag("--help-markdown");
     version = app.add_flag("--version");
     plan = app.add_flag("--plan");
     app.add_option("--world", world);
@@ -182,7 +181,7 @@ void apply_arguments(RunConfig& run, const Arguments& arguments) {
     for (const std::string& text : texts) CHECK(is_utf8(text), "the value of --{} is not UTF-8", option->key);
     read_option(*option, option_from_arguments(*option, texts), "on the command line");
   }
-  run.plan = arguments.plan->count() > 0;
+  run.plan = arguments.plan->as<bool>();
   if (!arguments.world.empty()) {
     const std::optional<int64_t> world = parse_human_int64(arguments.world);
     CHECK(world && *world >= 1, "--world {}: expected a number of ranks, an integer >= 1", arguments.world);
@@ -198,7 +197,6 @@ RunConfig parse_run_config(int argc, const char* const* argv) {
   Arguments arguments(options);
   arguments.parse(argc, argv);
   if (arguments.help->count()) run.answer = help_text();
-  if (arguments.markdown->count()) run.answer = help_markdown();
   if (arguments.version->count()) run.answer = fmt::format("train_gpt {}\n", kVersion);
   if (!run.answer.empty()) return run;
   CHECK(argc > 1, "nothing to train.\n{}", usage_text());

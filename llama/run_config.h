@@ -82,7 +82,7 @@ struct RunConfig {
   bool plan = false;  ///< --plan: print what would run, and stop
   int64_t world = 0;  ///< --world N with --plan: as if on N ranks; 0 = as started
 
-  /// --help, --help-markdown, --version: what to print instead of a run; nothing else is checked then.
+  /// --help, --version: what to print instead of a run; nothing else is checked then.
   std::string answer;
 };
 

@@ -43,18 +43,11 @@ std::string default_of(const Option& option) {
   return value == "[]" ? "" : value;
 }
 
-std::string replace_all(std::string text, const std::string& from, const std::string& to) {
-  for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) {
-    text.replace(at, from.size(), to);
-  }
-  return text;
-}
-
 }  // namespace
 
 std::string usage_text() {
   return "Usage: train_gpt [CONFIG.json] [--section.key value ...] [--plan [--world N]]\n"
-         "       train_gpt --help | --help-markdown | --version\n";
+         "       train_gpt --help | --version\n";
 }
 
 std::string help_text() {
@@ -83,17 +76,6 @@ std::string help_text() {
     }
   }
   return help;
-}
-
-std::string help_markdown() {
-  RunConfig run;
-  std::string table = "| option | default | legal | meaning |\n|---|---|---|---|\n";
-  for (const Option& o : options_of(run)) {
-    const std::string value = default_of(o);
-    table += fmt::format("| `{}` | {} | {} | {} |\n", o.key, value.empty() ? "" : "`" + value + "`",
-                         replace_all(o.expected(), "|", "\\|"), replace_all(o.help, "|", "\\|"));
-  }
-  return table;
 }
 
 std::string describe(const RunConfig& run, int width) {

@@ -224,6 +224,7 @@ json from_argument(const std::string& key, const std::string& text) {
 
 json list_from_arguments(const std::string& key, const std::vector<std::string>& arguments) {
   json list = json::array();
+  if (arguments.size() == 1 && arguments[0] == "null") return list;
   for (const std::string& a : arguments) {
     for (const json& item : as_list(from_argument(key, a))) list.push_back(item);
   }

@@ -70,7 +70,6 @@ nlohmann::json option_from_arguments(const Option& option, const std::vector<std
 /// The known key (or section) that is most like `key`.
 std::string nearest_key(const std::string& key);
 
-/// What --help, --help-markdown and a start without options print.
+/// What --help and a start without options print.
 std::string usage_text();
 std::string help_text();
-std::string help_markdown();

@@ -37,6 +37,11 @@ void validate(const RunConfig& run, const ModelConfig& model, const Communicator
         "more "
         "than 2^40 tokens or rows are surely a slip",
         run.batch.micro_batch_size, run.data.seq_len, run.train.steps.value_or(0), run.batch.global_batch_size);
+  std::error_code ignored;
+  CHECK(run.model.init != "pretrained" || std::filesystem::is_directory(run.model.path, ignored),
+        "model.path '{}' is a file, but model.init pretrained needs weights: give the checkpoint directory, or set "
+        "model.init to random",
+        run.model.path);
   CHECK(run.train.dtype != "bf16", "train.dtype bf16 needs the CUDA device; on the CPU use fp32 (or auto)");
   for (const auto* sources : {&run.data.train, &run.data.eval}) {
     for (const SourceConfig& source : *sources) {

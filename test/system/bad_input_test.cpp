@@ -161,6 +161,7 @@ TEST_F(BadInput, an_evaluation_without_a_target) {
 }
 
 TEST_F(BadInput, options) {
+  expect_refused({{"--model.path", std::string(kModel) + "/config.json"}}, {"is a file", "model.init to random"});
   expect_refused({{"--optimizer.learning_rate", "1"}}, {"optimizer.learning_rate", "did you mean"});
   expect_refused({{"--schedule.decay_ratio", "0.5"}}, {"schedule.decay_ratio", "ignored"});
   expect_refused({{"--log.file", "--plan"}}, {"--log.file has no value"});
@@ -177,6 +178,7 @@ TEST_F(BadInput, places_that_cannot_be_written) {
   write_text(dir_ / "a_file", "x");
   expect_refused({{"--checkpoint.dir", dir_ / "a_file"}}, {"a_file"});
   expect_refused({{"--checkpoint.dir", "/proc/no_such_place"}}, {"/proc/no_such_place"});
+  expect_refused({{"--debug.dump_dir", "/proc"}}, {"/proc"});
 }
 
 TEST_F(BadInput, a_long_row_is_a_warning_with_advice) {

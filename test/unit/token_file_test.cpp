@@ -327,6 +327,22 @@ TEST(IndexCache, processes_may_race) {
   }
 }
 
+TEST(IndexCache, an_index_is_for_every_user_and_what_killed_processes_left_goes_away) {
+  TempDir dir;
+  const auto old = std::filesystem::file_time_type::clock::now() - std::chrono::hours(48);
+  for (const char* name : {"a.0123.tmp", "a.4567.tmp", "b.0123.tmp", "a"}) write_file(dir / name, "x");
+  for (const char* name : {"a.0123.tmp", "b.0123.tmp", "a"}) std::filesystem::last_write_time(dir / name, old);
+  const mode_t before = umask(022);
+  IndexCache(dir.path()).open("a", "k", [](IndexWriter& writer) { writer.add({0, 1, 1}); });
+  umask(before);
+  EXPECT_FALSE(std::filesystem::exists(dir / "a.0123.tmp"));
+  EXPECT_TRUE(std::filesystem::exists(dir / "a.4567.tmp"));  // another process may be writing it
+  EXPECT_TRUE(std::filesystem::exists(dir / "b.0123.tmp"));
+  struct stat info {};
+  ASSERT_EQ(stat((dir / "a").c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777u, 0644u);
+}
+
 TEST(IndexCache, where_it_cannot_write_it_says_so) {
   TempDir dir;
   write_file(dir / "file", "x");
