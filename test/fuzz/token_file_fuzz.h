@@ -9,6 +9,7 @@
 #include <string>
 
 #include "data/token_file.h"
+#include "test/fuzz/scratch_directory.h"
 
 /// A file without a disk; path() can be opened like any other.
 class MemoryFile {
@@ -26,7 +27,7 @@ class MemoryFile {
 
 /// Indexes and reads `path`: an Error, or every document with as many tokens as the index says.
 inline void read_token_file(const TokenPath& path) {
-  static const std::string directory = "/tmp/train_gpt_fuzz." + std::to_string(getpid());
+  static const std::string directory = scratch_directory("tokens");
   try {
     IndexCache cache(directory);
     TokenFile file(path, int64_t{1} << 31, cache, {});
