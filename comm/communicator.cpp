@@ -1,11 +1,63 @@
+// What is made of the two collectives. Contract: communicator.h.
 #include "comm/communicator.h"
 
+#include <algorithm>
+#include <cstring>
+
+Communicator::Request Communicator::start_all_gather(Tensor all) {
+  CHECK(all.numel() % size() == 0, "all_gather: '{}' {} is not {} equal parts", all.name, all.shape.str(), size());
+  return do_all_gather(all.data, static_cast<int64_t>(all.size_bytes()) / size(), all.name);
+}
+
+Communicator::Request Communicator::start_all_to_all(Tensor received, ConstTensor sent) {
+  CHECK(received.numel() == sent.numel() && received.dtype == sent.dtype && sent.numel() % size() == 0,
+        "all_to_all: '{}' {} {} and '{}' {} {} are not {} equal parts", received.name, name_of(received.dtype),
+        received.shape.str(), sent.name, name_of(sent.dtype), sent.shape.str(), size());
+  return do_all_to_all(received.data, sent.data, static_cast<int64_t>(sent.size_bytes()) / size(), sent.name);
+}
+
+template <class T>
+std::vector<T> Communicator::all_values(T value, DType dtype) {
+  std::vector<T> values(static_cast<size_t>(size()));
+  values[static_cast<size_t>(rank())] = value;
+  all_gather({values.data(), dtype, {size()}, "a value of each rank"});
+  return values;
+}
+
+void Communicator::barrier() {
+  all_values<int64_t>(0, DType::I64);
+}
+
 double Communicator::sum(double value) {
-  all_reduce_sum({&value, DType::F64, {1}, "sum"});
-  return value;
+  double total = 0;
+  for (const double v : all_values(value, DType::F64)) total += v;
+  return total;
 }
 
 int64_t Communicator::sum(int64_t value) {
-  all_reduce_sum({&value, DType::I64, {1}, "sum"});
-  return value;
+  int64_t total = 0;
+  for (const int64_t v : all_values(value, DType::I64)) total += v;
+  return total;
+}
+
+int64_t Communicator::max(int64_t value) {
+  const auto values = all_values(value, DType::I64);
+  return *std::max_element(values.begin(), values.end());
+}
+
+std::vector<std::string> Communicator::all_texts(const std::string& text) {
+  const auto lengths = all_values(static_cast<int64_t>(text.size()), DType::I64);
+  const int64_t longest = std::max<int64_t>(1, *std::max_element(lengths.begin(), lengths.end()));
+  std::string all(static_cast<size_t>(longest * size()), '\0');
+  std::memcpy(all.data() + longest * rank(), text.data(), text.size());
+  all_gather({all.data(), DType::U8, {size(), longest}, "a text of each rank"});
+  std::vector<std::string> texts;
+  for (int r = 0; r < size(); r++) {
+    texts.push_back(all.substr(static_cast<size_t>(longest * r), static_cast<size_t>(lengths[static_cast<size_t>(r)])));
+  }
+  return texts;
+}
+
+std::string Communicator::text_of_first(const std::string& text) {
+  return all_texts(rank() == 0 ? text : std::string()).front();
 }

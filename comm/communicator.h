@@ -1,26 +1,60 @@
-// Communicator: the one virtual class. Counts come from the tensors; every reduction is a SUM.
+// Communicator: the one virtual class. Two collectives, both asynchronous; everything else is made of them here, so
+// that sums are taken in the order of ranks: the same bits on every rank, in every run. Counts come from the tensors;
+// every reduction is a SUM. All ranks of a communicator call the same collectives in the same order.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "layers/core/tensor.h"
 
 class Communicator {
  public:
+  /// A collective that is under way. The tensors must stay until wait() has returned; it may be called again.
+  class Pending {
+   public:
+    virtual ~Pending() = default;
+    virtual void wait() = 0;
+  };
+  using Request = std::unique_ptr<Pending>;
+
   virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual std::string host() const = 0;
-  virtual void barrier() = 0;
-  /// In place, over all ranks; F64 and I64 tensors (loss, norms, counts).
-  virtual void all_reduce_sum(Tensor values) = 0;
+  /// A communicator of the ranks that give the same `color`, in the order of their ranks here. `name` is for messages.
+  virtual std::unique_ptr<Communicator> split(int color, const std::string& name) = 0;
 
+  /// `all` is size() equal parts; part r of rank r reaches all others.
+  Request start_all_gather(Tensor all);
+  /// Both are size() equal parts, and do not overlap; part s of rank r becomes part r of rank s.
+  Request start_all_to_all(Tensor received, ConstTensor sent);
+
+  void all_gather(Tensor all) { start_all_gather(all)->wait(); }
+  void all_to_all(Tensor received, ConstTensor sent) { start_all_to_all(received, sent)->wait(); }
+  void barrier();
+
+  /// For few values: loss, norms, counts.
   double sum(double value);
   int64_t sum(int64_t value);
+  int64_t max(int64_t value);
+  /// One text of each rank, of any length.
+  std::vector<std::string> all_texts(const std::string& text);
+  /// The text of rank 0, on every rank.
+  std::string text_of_first(const std::string& text);
+
+ private:
+  /// size_bytes: of one part.
+  virtual Request do_all_gather(void* all, int64_t size_bytes, const char* what) = 0;
+  virtual Request do_all_to_all(void* received, const void* sent, int64_t size_bytes, const char* what) = 0;
+
+  template <class T>
+  std::vector<T> all_values(T value, DType dtype);
 };
 
 /// All ranks of this run: MPI_COMM_WORLD, or the one process when built with MPI=0. Call once; its end finalizes MPI.
+/// `timeout_s`: see MpiProgress.
 std::unique_ptr<Communicator> make_world_communicator(int* argc, char*** argv);
 
 /// Ends every rank of the run, after an error.

@@ -1,19 +1,27 @@
-// ParamStore: the weights and gradients of all units, sharded over the ranks (ZeRO-3), behind one protocol:
+// ParamStore: the weights and gradients of all units, sharded over the ranks of a replica (ZeRO-3), behind one
+// protocol:
 //
 //   gather(u)            starts to bring unit u together; returns at once
 //   use(u)   -> views    waits for it; the full weights, valid until release(u)
 //   release(u)
-//   grads(u) -> views    full gradients of u, to be accumulated into (+=)
-//   reduce(u)            sums them over the ranks into this rank's shard
+//   grads(u) -> views    full gradients of u, zero at first, to be accumulated into (+=)
+//   reduce(u)            starts to sum them over the ranks into this rank's shard; ends the views
+//   finish_grads()       after the last reduce of a step: waits for all, and sums over the replicas
 //
-// Knows units and flat ranges, not what the tensors mean. On one rank a shard is the whole unit, and gather, release
-// and reduce have nothing to do.
+// Units are used in their order or against it, so that neighbours may be gathered at once: between the first and the
+// last unit, which have full buffers of their own, units share two, by turns. What is still in a buffer is not
+// gathered again until the weights change. Knows units and flat ranges, not what the tensors mean.
+//
+// Every sum is taken in the order of ranks. With one shard a full unit is the shard: nothing is copied.
 #pragma once
 
+#include <array>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/flat_layout.h"
+#include "comm/mesh.h"
 #include "layers/core/arena.h"
 
 struct UnitSpec {
@@ -23,7 +31,9 @@ struct UnitSpec {
 
 class ParamStore {
  public:
-  ParamStore(Arena& arena, std::vector<UnitSpec> units, DType dtype, Device& device);
+  /// `mesh` null: plans for `shape` on an arena that only measures.
+  ParamStore(Arena& arena, std::vector<UnitSpec> units, DType dtype, const MeshShape& shape, Mesh* mesh,
+             Device& device);
 
   size_t num_units() const { return units_.size(); }
   DType dtype() const { return dtype_; }
@@ -37,24 +47,62 @@ class ParamStore {
   void reduce(size_t u);
 
   /// This rank's part of the flat buffer of unit u: elements [shard_begin, shard_begin + numel).
-  Tensor param_shard(size_t u) { return units_.at(u).param_flat; }
-  Tensor grad_shard(size_t u) { return units_.at(u).grad_flat; }
-  int64_t shard_begin(size_t u) const { return units_.at(u).layout.shard_begin(0); }
+  /// Whoever writes weights calls weights_changed() afterwards.
+  Tensor param_shard(size_t u) { return units_.at(u).param_shard; }
+  Tensor grad_shard(size_t u) { return units_.at(u).grad_shard; }
+  int64_t shard_begin(size_t u) const { return units_.at(u).layout.shard_begin(shard_rank_); }
+  void weights_changed();
 
   void zero_grads();
-  /// L2 norm of all gradients, over all ranks; in fp64.
+  void finish_grads();
+  /// L2 norm of all gradients, over all ranks; in fp64. After finish_grads().
   double grad_norm();
+
+  /// What was communicated since the start: bytes that left this rank.
+  struct Traffic {
+    int64_t num_gathers = 0, gather_bytes = 0;
+    int64_t num_reduces = 0, reduce_bytes = 0;
+    int64_t num_replica_sums = 0, replica_bytes = 0;
+  };
+  const Traffic& traffic() const { return traffic_; }
 
  private:
   struct Unit {
     UnitSpec spec;
     FlatLayout layout;
-    Tensor param_flat, grad_flat;
-    std::vector<Tensor> params, grads;
+    Tensor param_shard, grad_shard;
+    size_t slot = 0;
     int users = 0;
   };
+  /// Memory of one full unit: its weights and their gradients.
+  struct Slot {
+    int64_t numel = 0;
+    Tensor params, grads;
+    std::optional<size_t> unit;        // whose weights are here
+    Communicator::Request gathering;   // until they are
+    std::optional<size_t> grads_unit;  // whose gradients are accumulated here
+    std::vector<Tensor> param_views, grad_views;
+  };
+
+  bool is_sharded() const { return shape_.shards() > 1; }
+  Slot& slot_of(size_t u) { return slots_.at(units_.at(u).slot); }
+  void finish_reduce();
+  int64_t replica_part(int64_t n) const;
+  void sum_replicas(Tensor grads);
 
   DType dtype_;
+  MeshShape shape_;
+  Mesh* mesh_;
   Device& device_;
+  int shard_rank_ = 0;
   std::vector<Unit> units_;
+  std::vector<Slot> slots_;
+  Tensor received_;         // parts of a gradient from every rank
+  Tensor replica_scratch_;  // a shard's gradient, and what comes from the other replicas
+  struct Reducing {
+    size_t unit;
+    Communicator::Request request;
+  };
+  std::optional<Reducing> reducing_;
+  Traffic traffic_;
 };

@@ -1,7 +1,9 @@
 // Front doors and the CPU loops of elementwise sums and reductions. Contract: reduce.h.
 #include "layers/reduce.h"
 
+#include <algorithm>
 #include <array>
+#include <cstring>
 
 #include "layers/core/parallel.h"
 
@@ -16,6 +18,26 @@ void add_cpu(T* y, const T* a, const T* b, int64_t n) {
   parallel_for(n, kGrain, [&](int64_t begin, int64_t end) {
 #pragma omp simd
     for (int64_t i = begin; i < end; i++) y[i] = a[i] + b[i];
+  });
+}
+
+// Parts in the outer loop, so that memory is read in order; a block of sums stays in the first-level cache.
+template <class T>
+void add_parts_cpu(T* sum, const T* parts, int64_t n, int num_parts) {
+  constexpr int64_t kBlock = 1024;
+  parallel_for(n, kGrain, [&](int64_t begin, int64_t end) {
+    std::array<T, kBlock> added;
+    for (int64_t at = begin; at < end; at += kBlock) {
+      const int64_t count = std::min(kBlock, end - at);
+      std::copy(parts + at, parts + at + count, added.begin());
+      for (int p = 1; p < num_parts; p++) {
+        const T* part = parts + p * n + at;
+#pragma omp simd
+        for (int64_t i = 0; i < count; i++) added[static_cast<size_t>(i)] += part[i];
+      }
+#pragma omp simd
+      for (int64_t i = 0; i < count; i++) sum[at + i] += added[static_cast<size_t>(i)];
+    }
   });
 }
 
@@ -55,6 +77,22 @@ void residual_add(Device& device, Tensor y, ConstTensor a, ConstTensor b) {
   check_tensor(b, "residual_add: b", a.shape, a.dtype);
   require_cpu(device, "residual_add");
   dispatch_float(a.dtype, "residual_add", [&]<class T>(T) { add_cpu(y.as<T>(), a.as<T>(), b.as<T>(), y.numel()); });
+}
+
+void add_parts(Device& device, Tensor sum, ConstTensor parts, int num_parts) {
+  check_tensor(sum, "add_parts: sum", sum.shape, sum.dtype);
+  check_tensor(parts, "add_parts: parts", {num_parts * sum.numel()}, sum.dtype);
+  CHECK(num_parts >= 1, "add_parts: {} parts", num_parts);
+  require_cpu(device, "add_parts");
+  dispatch_float(sum.dtype, "add_parts",
+                 [&]<class T>(T) { add_parts_cpu(sum.as<T>(), parts.as<T>(), sum.numel(), num_parts); });
+}
+
+void fill_zero(Device& device, Tensor x) {
+  if (device.is_cuda()) return device.fill_zero(x.data, x.size_bytes());
+  parallel_for(static_cast<int64_t>(x.size_bytes()), 1 << 20, [&](int64_t begin, int64_t end) {
+    std::memset(static_cast<char*>(x.data) + begin, 0, static_cast<size_t>(end - begin));
+  });
 }
 
 double sum_of_squares(Device& device, ConstTensor x) {
