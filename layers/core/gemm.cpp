@@ -16,9 +16,8 @@
 
 namespace {
 
-constexpr int64_t kDepth = 384;  // a strip of B (24 KiB in fp32) stays in L1 while A streams past
-constexpr int64_t kBlockRows =
-    96;  // a multiple of kTileRows; a block of A and the next one, prefetched, share a 512 KiB L2
+constexpr int64_t kDepth = 384;          // a strip of B (24 KiB in fp32) stays in L1 while A streams past
+constexpr int64_t kBlockRows = 96;       // a multiple of kTileRows; a block of A and the next one share a 512 KiB L2
 constexpr int64_t kPanelCols = 1024;     // a multiple of every kTileCols; a panel of B is 1.5 MiB
 constexpr int64_t kSmallWork = 1 << 20;  // multiply-adds below which threads cost more than they save
 
