@@ -47,7 +47,7 @@ endif
 
 # ---- sources: every .cpp of a folder is part of the program; comm/world_{mpi,self}.cpp are alternatives
 SRC := $(sort $(wildcard layers/core/*.cpp layers/*.cpp comm/*.cpp data/*.cpp llama/*.cpp))
-SRC := $(filter-out $(if $(filter 1,$(MPI)),comm/world_self.cpp,comm/world_mpi.cpp comm/mpi_comm.cpp),$(SRC))
+SRC := $(filter-out $(if $(filter 1,$(MPI)),comm/world_self.cpp,comm/world_mpi.cpp comm/mpi_comm.cpp comm/mpi_progress.cpp),$(SRC))
 CU  := $(if $(filter 1,$(CUDA)),$(sort $(wildcard layers/core/*.cu layers/*.cu comm/*.cu)))
 OBJ := $(SRC:%.cpp=$(B)/%.o) $(CU:%.cu=$(B)/%.cu.o)
 LIB := $(B)/libtrain_gpt.a

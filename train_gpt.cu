@@ -7,9 +7,13 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <numeric>
 #include <optional>
+#include <thread>
 
-#include "comm/communicator.h"
+#include "comm/host_ranks.h"
+#include "comm/mesh.h"
+#include "data/deal.h"
 #include "data/loader.h"
 #include "layers/core/gemm.h"
 #include "layers/core/log.h"
@@ -32,47 +36,92 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-DataOptions data_options(const RunConfig& run, const ModelConfig& model, bool is_eval) {
+DataOptions data_options(const RunConfig& run, const ModelConfig& model, const MeshShape& mesh, bool is_eval) {
   DataOptions o;
   for (const SourceConfig& s : is_eval ? run.data.eval : run.data.train) o.sources.push_back({s.path, s.weight});
   o.format = run.data.format, o.seq_len = run.data.seq_len, o.packing = run.data.packing;
   o.long_documents = run.data.long_documents, o.shuffle = run.data.shuffle && !is_eval, o.seed = run.data.seed;
   o.cache_dir = run.data.cache_dir, o.vocab_size = model.vocab_size;
   o.pad_token = static_cast<int32_t>(std::max<int64_t>(model.pad_token_id, 0));
+  o.row_alignment = mesh.sp;
   o.is_eval = is_eval;
   return o;
 }
 
-/// Micro-batches of rows [first, first + count).
-std::vector<Batch> micro_batches(Loader& loader, int64_t first, int64_t count, int64_t micro_batch_size) {
-  std::vector<Batch> batches;
-  for (int64_t row = 0; row < count; row += micro_batch_size) {
-    batches.push_back(loader.rows(first + row, std::min(micro_batch_size, count - row)));
-  }
-  return batches;
+/// A loader on every rank. The first of each host goes ahead: the others find its indexes.
+Loader make_loader(const DataOptions& options, HostRanks& host, Console& console) {
+  std::optional<Loader> loader;
+  if (host.rank() == 0) loader.emplace(options, report_data_progress(console));
+  host.barrier();
+  if (host.rank() > 0) loader.emplace(options);
+  return std::move(*loader);
 }
 
-int64_t count_targets(const std::vector<Batch>& batches) {
-  int64_t n = 0;
-  for (const Batch& batch : batches) n += batch.num_loss_tokens;
-  return n;
+/// What one rank computes of a micro-step: its tokens of some rows of the global batch.
+struct MicroBatch {
+  Batch batch;
+  std::vector<int64_t> rows;  ///< numbered within the global batch
+  int64_t first_token = 0;    ///< of this rank, in the flattened rows
+  double flops = 0;
+};
+
+MicroBatch micro_batch(Loader& loader, int64_t first_sample, std::vector<int64_t> rows, const ModelConfig& model,
+                       Mesh& mesh) {
+  MicroBatch micro;
+  std::vector<int64_t> samples;
+  for (const int64_t row : rows) samples.push_back(first_sample + row);
+  const Batch whole = loader.rows(samples);
+  micro.rows = std::move(rows);
+  micro.flops = batch_flops(model, whole) / mesh.sp().size();
+  micro.batch = slice_of(whole, mesh.sp().rank(), mesh.sp().size());
+  micro.first_token = micro.batch.size() * mesh.sp().rank();
+  return micro;
+}
+
+/// Rows [first, first + count) of the data, dealt to the data-parallel groups.
+struct StepRows {
+  std::vector<MicroBatch> micro_batches;
+  double imbalance = 1;
+};
+
+StepRows step_rows(Loader& loader, int64_t first, int64_t count, const RunConfig& run, const ModelConfig& model,
+                   Mesh& mesh) {
+  std::vector<double> costs;
+  for (int64_t row = 0; row < count; row++) costs.push_back(row_flops(model, loader.document_lengths(first + row)));
+  Deal deal = deal_rows(costs, mesh.shape().data_parallel(), run.batch.micro_batch_size);
+  StepRows step;
+  step.imbalance = deal.imbalance;
+  for (auto& groups : deal.rows) {
+    auto& mine = groups[static_cast<size_t>(mesh.data_parallel_rank())];
+    step.micro_batches.push_back(micro_batch(loader, first, std::move(mine), model, mesh));
+  }
+  return step;
+}
+
+/// A signal that any rank has received, agreed on by all: 0 = none.
+int agreed_signal(StopSignal& stop, Communicator& world) {
+  return static_cast<int>(world.max(stop.received()));
 }
 
 /// Mean loss over the evaluation set: sum of nll over all targets, divided once. None when a signal comes meanwhile.
-std::optional<double> evaluate(Loader& loader, const RunConfig& run, TrainState& state, Communicator& world,
-                               StopSignal& stop, Console& console) {
+std::optional<double> evaluate(Loader& loader, const RunConfig& run, TrainState& state, Mesh& mesh, StopSignal& stop,
+                               Console& console) {
   const int64_t rows = loader.rows_in_epoch(0), micro = run.batch.micro_batch_size;
+  const int64_t rows_a_step = micro * mesh.shape().data_parallel();
   Progress progress(console, "evaluating", rows);
   double nll = 0;
   int64_t targets = 0;
-  for (int64_t row = 0; row < rows; row += micro) {
-    if (stop.received()) return std::nullopt;
-    const Batch batch = loader.rows(row, std::min(micro, rows - row));
-    nll += state.llama.evaluate(batch, state.params);
-    targets += batch.num_loss_tokens;
-    progress.update(row + batch.rows);
+  for (int64_t step = 0; step < rows; step += rows_a_step) {
+    if (agreed_signal(stop, mesh.world())) return std::nullopt;
+    const int64_t first = step + mesh.data_parallel_rank() * micro;
+    std::vector<int64_t> mine(static_cast<size_t>(std::clamp<int64_t>(rows - first, 0, micro)));
+    std::iota(mine.begin(), mine.end(), first);
+    const MicroBatch part = micro_batch(loader, 0, mine, state.llama.config(), mesh);
+    nll += state.llama.evaluate(part.batch, state.params);
+    targets += part.batch.num_loss_tokens;
+    progress.update(std::min(rows, step + rows_a_step));
   }
-  return world.sum(nll) / static_cast<double>(world.sum(targets));
+  return mesh.world().sum(nll) / static_cast<double>(mesh.world().sum(targets));
 }
 
 void check_finite(double loss, double grad_norm, int64_t step) {
@@ -80,6 +129,19 @@ void check_finite(double loss, double grad_norm, int64_t step) {
         "step {}: loss {} and gradient norm {} are not finite; the weights are unchanged since step {}. Lower "
         "optimizer.lr, or raise schedule.warmup_steps",
         step, loss, grad_norm, step - 1);
+}
+
+/// Rank 0 looks for the checkpoint to go on from; every rank reads what it says.
+std::optional<Checkpoint> agree_on_checkpoint(const RunConfig& run, Communicator& world, Console& console) {
+  std::optional<Checkpoint> chosen;
+  if (world.rank() == 0) {
+    std::vector<std::string> notices;
+    chosen = choose_checkpoint(run.checkpoint.resume, run.checkpoint.dir, notices);
+    for (const std::string& notice : notices) console.info("{}", notice);
+  }
+  const std::string path = world.text_of_first(chosen ? std::filesystem::absolute(chosen->path).string() : "");
+  if (!path.empty() && world.rank() > 0) chosen = open_checkpoint(path);
+  return chosen;
 }
 
 /// Weights from a checkpoint of this run, from a pretrained model, or from the generator.
@@ -137,25 +199,31 @@ struct StepResult {
   int64_t num_tokens = 0, num_loss_tokens = 0;
 };
 
-/// One optimizer step on `batches`. `step` counts from 1.
-StepResult train_step(const RunConfig& run, const std::vector<Batch>& batches, int64_t step, double lr,
-                      TrainState& state, Device& device, Communicator& world, DumpedBatch* dump) {
+/// One optimizer step. `step` counts from 1.
+StepResult train_step(const RunConfig& run, const std::vector<MicroBatch>& micro_batches, int64_t step, double lr,
+                      TrainState& state, Device& device, Mesh& mesh, DumpedBatch* dump) {
+  Communicator& world = mesh.world();
   StepResult result;
-  for (const Batch& batch : batches) {
-    result.num_tokens += batch.num_tokens;
-    result.flops += batch_flops(state.llama.config(), batch);
+  for (const MicroBatch& micro : micro_batches) {
+    result.num_tokens += micro.batch.num_tokens;
+    result.num_loss_tokens += micro.batch.num_loss_tokens;
+    result.flops += micro.flops;
   }
-  result.num_loss_tokens = world.sum(count_targets(batches));
+  result.num_tokens = world.sum(result.num_tokens);
+  result.num_loss_tokens = world.sum(result.num_loss_tokens);
+  result.flops = world.sum(result.flops);
   CHECK(result.num_loss_tokens > 0, "step {}: no token has a target, other than before training; were files changed?",
         step);
   const double grad_scale = 1.0 / static_cast<double>(result.num_loss_tokens);
 
   state.params.zero_grads();
   double nll = 0;
-  for (const Batch& batch : batches) {
-    state.llama.forward(batch, state.params);
-    nll += state.llama.backward(batch, state.params, grad_scale, dump ? dump->add(batch) : Tensor{});
+  for (const MicroBatch& micro : micro_batches) {
+    const Tensor logits = dump ? dump->add(micro.batch, micro.rows, micro.first_token) : Tensor{};
+    state.llama.forward(micro.batch, state.params);
+    nll += state.llama.backward(micro.batch, state.params, grad_scale, logits);
   }
+  state.params.finish_grads();
   result.loss = world.sum(nll) * grad_scale;
   result.grad_norm = state.params.grad_norm();
   check_finite(result.loss, result.grad_norm, step);
@@ -173,44 +241,53 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   console.heading("Run");
   console.print(describe(run, console.width()));
 
+  check_same(world, "run configuration", to_json(run).dump());
+  const MeshShape shape = mesh_shape(run.world > 0 ? run.world : world.size(), run.parallel.dp_replicate_size,
+                                     run.parallel.cp_size, run.parallel.sp_size);
+  HostRanks host(world);
+  for (const std::string& line : host.choose_threads()) console.info("{}", line);
+
   // The checkpoint that the run goes on from says what the model is, too.
   std::optional<RunLock> lock;
-  if (!run.plan) lock.emplace(run.checkpoint.dir);
-  std::vector<std::string> notices;
-  const auto resumed = choose_checkpoint(run.checkpoint.resume, run.checkpoint.dir, notices);
-  for (const std::string& notice : notices) console.info("{}", notice);
+  if (!run.plan && world.rank() == 0) lock.emplace(run.checkpoint.dir);
+  const auto resumed = agree_on_checkpoint(run, world, console);
   const std::string model_path = resumed ? resumed->path.string() : run.model.path;
   const ModelConfig model = load_model_config(model_path);
-  validate(run, model, world, console);
+  check_same(world, "model configuration", model.hf.dump());
+  validate(run, model, shape, console);
   Device device = open_device(run, console);
   report_model(console, model, param_units(model));
 
-  Loader train_data(data_options(run, model, false), report_data_progress(console));
+  Loader train_data = make_loader(data_options(run, model, shape, false), host, console);
   report_data(console, "Training data", train_data.summary());
   std::optional<Loader> eval_data;
   if (!run.data.eval.empty()) {
-    eval_data.emplace(data_options(run, model, true), report_data_progress(console));
+    eval_data.emplace(make_loader(data_options(run, model, shape, true), host, console));
     report_data(console, "Evaluation data", eval_data->summary());
   }
   const int64_t global = run.batch.global_batch_size;
   const TrainerState done = resumed ? resumed->state : TrainerState{};
   const auto [total_steps, total_rows] = length_of(run, train_data, done);
   validate_schedule(run.schedule, total_steps);
-  report_steps(console, run, train_data, total_steps, total_rows);
+  report_steps(console, run, shape, train_data, total_steps, total_rows);
   check_targets(run, train_data, eval_data ? &*eval_data : nullptr, done, total_rows);
 
-  MemoryPlan plan = plan_memory(run, model);
+  MemoryPlan plan = plan_memory(run, model, shape);
   plan.host_bytes =
       static_cast<size_t>(read_process_memory().resident_bytes) + gemm_buffer_bytes(DType::F32) + batch_bytes(run);
-  report_memory(console, plan, recompute_choices(run, model), run);
+  report_memory(console, plan, recompute_choices(run, model, shape), run);
   if (run.plan) return 0;
 
-  for (const std::string& line : prepare_checkpoint_dir(run.checkpoint.dir)) console.info("{}", line);
-  if (!run.debug.dump_dir.empty()) FileSystem().check_writable(run.debug.dump_dir);
+  Mesh mesh(world, shape);
+  if (world.rank() == 0) {
+    for (const std::string& line : prepare_checkpoint_dir(run.checkpoint.dir)) console.info("{}", line);
+    if (!run.debug.dump_dir.empty()) FileSystem().check_writable(run.debug.dump_dir);
+  }
+  check_shared(world, run.checkpoint.dir);
   const CompanionFiles companions = read_companion_files(model_path);
-  const double peak_flops = measure_gemm_peak(device);
+  const double peak_flops = world.sum(measure_gemm_peak(device));
   Arena arena(device, plan.arena_bytes);
-  TrainState state(arena, run, model, model_options(run, model), device);
+  TrainState state(arena, run, model, model_options(run, model, shape), shape, &mesh, device);
 
   console.heading("Training");
   TrainerState trainer = resume_or_init(run, model, resumed, state, console);
@@ -220,30 +297,36 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   if (trainer.step >= total_steps) console.info("all {} steps are done already", total_steps);
   trainer.run = to_json(run);
   console.info("device {}, {} threads, GEMM peak {:.1f} GFLOP/s", device.name(), num_threads(), peak_flops * 1e-9);
-  MetricsLog log(log_path(run), trainer.step, console);
+  std::optional<MetricsLog> log;
+  if (world.rank() == 0) log.emplace(log_path(run), trainer.step, console);
   const auto save = [&] {
-    save_checkpoint(run.checkpoint.dir, state, model, companions, trainer);
-    for (const std::string& line : remove_old_checkpoints(run.checkpoint.dir, run.checkpoint.keep, trainer.step)) {
-      console.info("{}", line);
+    save_checkpoint(run.checkpoint.dir, state, model, companions, trainer, mesh);
+    if (world.rank() == 0) {
+      for (const std::string& line : remove_old_checkpoints(run.checkpoint.dir, run.checkpoint.keep, trainer.step)) {
+        console.info("{}", line);
+      }
     }
     console.info("saved {}", checkpoint_path(run.checkpoint.dir, trainer.step).string());
   };
 
   StepRate rate;
   int64_t saved_step = resumed ? trainer.step : -1;
-  while (trainer.step < total_steps && !stop.received()) {
+  int signal = 0;
+  while (trainer.step < total_steps && !(signal = agreed_signal(stop, world))) {
     const auto start = Clock::now();
     const int64_t step = trainer.step + 1;
     const double lr = lr_at(run.schedule, run.optimizer.lr, trainer.step, total_steps);
     const int64_t rows = std::min(global, total_rows - trainer.next_sample);
-    const auto batches = micro_batches(train_data, trainer.next_sample, rows, run.batch.micro_batch_size);
+    const StepRows data = step_rows(train_data, trainer.next_sample, rows, run, model, mesh);
     std::optional<DumpedBatch> dump;
-    if (!run.debug.dump_dir.empty() && step - done.step <= run.debug.dump_steps)
-      dump.emplace(model.vocab_size, run.debug.dump_logits);
+    if (!run.debug.dump_dir.empty() && step - done.step <= run.debug.dump_steps) {
+      dump.emplace(train_data.rows(trainer.next_sample, rows), model.vocab_size, run.debug.dump_logits);
+    }
 
-    const StepResult result = train_step(run, batches, step, lr, state, device, world, dump ? &*dump : nullptr);
+    const StepResult result =
+        train_step(run, data.micro_batches, step, lr, state, device, mesh, dump ? &*dump : nullptr);
     trainer.step = step, trainer.next_sample += rows, trainer.num_tokens += result.num_tokens;
-    if (dump) write_dump(run.debug.dump_dir, step, result.loss, result.grad_norm, state, *dump);
+    if (dump) write_dump(run.debug.dump_dir, step, result.loss, result.grad_norm, state, *dump, mesh);
 
     const double step_s = seconds_since(start);
     rate.add(step_s, static_cast<double>(result.num_tokens), result.flops);
@@ -253,13 +336,14 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
     metrics.tokens_per_s = static_cast<double>(result.num_tokens) / step_s;
     metrics.mfu = result.flops / step_s / peak_flops;
     metrics.step_ms = 1e3 * step_s;
-    metrics.mem_mib = static_cast<double>(read_process_memory().peak_bytes) / (1 << 20);
+    metrics.mem_mib = static_cast<double>(world.max(read_process_memory().peak_bytes)) / (1 << 20);
+    metrics.imbalance = data.imbalance;
     const bool is_last = step == total_steps;
-    if (eval_data && !stop.received() && (is_last || (run.train.eval_every > 0 && step % run.train.eval_every == 0))) {
-      metrics.eval_loss = evaluate(*eval_data, run, state, world, stop, console);
+    if (eval_data && (is_last || (run.train.eval_every > 0 && step % run.train.eval_every == 0))) {
+      metrics.eval_loss = evaluate(*eval_data, run, state, mesh, stop, console);
     }
     if (is_logged_step(step, total_steps, run.log.every, metrics.eval_loss.has_value())) {
-      log.write(metrics);
+      if (log) log->write(metrics);
       console.info("{}", to_console_line(metrics, total_steps, rate.tokens_per_s(), rate.flops_per_s() / peak_flops,
                                          rate.eta_s(total_steps - step)));
     }
@@ -268,9 +352,9 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
       saved_step = step;
     }
   }
-  if (stop.received()) {
+  if (signal != 0) {
     if (trainer.step > 0 && saved_step != trainer.step) save();
-    console.info("stopped by signal {} after step {}; start again to go on", stop.received(), trainer.step);
+    console.info("stopped by signal {} after step {}; start again to go on", signal, trainer.step);
   }
   return 0;
 }
@@ -286,6 +370,8 @@ int main(int argc, char** argv) {
     who = fmt::format("rank {}/{} {}", world->rank(), world->size(), world->host());
     return train(*world, stop, argc, argv);
   } catch (const std::exception& e) {
+    // What fails on every rank is said once, by rank 0, whose abort ends the others while they wait.
+    if (world && world->rank() > 0) std::this_thread::sleep_for(std::chrono::seconds(1));
     std::fflush(stdout);
     std::fprintf(stderr, "[%s] error: %s\n", who.c_str(), e.what());
     abort_world(1);

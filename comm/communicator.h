@@ -25,6 +25,8 @@ class Communicator {
   virtual std::string host() const = 0;
   /// A communicator of the ranks that give the same `color`, in the order of their ranks here. `name` is for messages.
   virtual std::unique_ptr<Communicator> split(int color, const std::string& name) = 0;
+  /// The ranks of this host.
+  virtual std::unique_ptr<Communicator> split_by_host() = 0;
 
   /// `all` is size() equal parts; part r of rank r reaches all others.
   Request start_all_gather(Tensor all);

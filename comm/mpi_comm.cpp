@@ -73,6 +73,13 @@ std::unique_ptr<Communicator> MpiComm::split(int color, const std::string& name)
   return std::make_unique<MpiComm>(part, name, progress_);
 }
 
+std::unique_ptr<Communicator> MpiComm::split_by_host() {
+  MPI_Comm part = MPI_COMM_NULL;
+  progress_->call("MPI_Comm_split_type",
+                  [&] { return MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &part); });
+  return std::make_unique<MpiComm>(part, "the ranks of a host", progress_);
+}
+
 Communicator::Request MpiComm::start(const char* collective, const char* what,
                                      const std::function<int(MPI_Request*)>& call) {
   auto operation = progress_->start(fmt::format("{} of {} over {} ({} ranks)", collective, what, name_, size_), call);

@@ -13,6 +13,7 @@ class MpiComm : public Communicator {
   int size() const override { return size_; }
   std::string host() const override;
   std::unique_ptr<Communicator> split(int color, const std::string& name) override;
+  std::unique_ptr<Communicator> split_by_host() override;
 
  private:
   Request do_all_gather(void* all, int64_t size_bytes, const char* what) override;

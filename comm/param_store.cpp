@@ -56,7 +56,7 @@ ParamStore::ParamStore(Arena& arena, std::vector<UnitSpec> units, DType dtype, c
   if (!is_sharded()) {
     for (Unit& unit : units_) {
       unit.slot = slots_.size();
-      slots_.push_back({unit.layout.numel(), unit.param_shard, unit.grad_shard});
+      slots_.emplace_back();
       slots_.back().param_views = views_of(unit.param_shard, unit.spec, unit.layout);
       slots_.back().grad_views = views_of(unit.grad_shard, unit.spec, unit.layout);
     }
@@ -116,8 +116,9 @@ void ParamStore::release(size_t u) {
 const std::vector<Tensor>& ParamStore::grads(size_t u) {
   Unit& unit = units_.at(u);
   Slot& slot = slot_of(u);
-  if (!is_sharded() || slot.grads_unit == u) return slot.grad_views;
+  if (!is_sharded()) return slot.grad_views;
   if (reducing_ && unit.slot == units_[reducing_->unit].slot) finish_reduce();
+  if (slot.grads_unit == u) return slot.grad_views;
   CHECK(!slot.grads_unit, "gradients of unit '{}' while those of '{}' are not reduced", unit.spec.name,
         units_[*slot.grads_unit].spec.name);
   Tensor full = slot.grads.rows(0, unit.layout.numel());

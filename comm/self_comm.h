@@ -9,6 +9,7 @@ class SelfComm : public Communicator {
   int size() const override { return 1; }
   std::string host() const override;
   std::unique_ptr<Communicator> split(int, const std::string&) override { return std::make_unique<SelfComm>(); }
+  std::unique_ptr<Communicator> split_by_host() override { return std::make_unique<SelfComm>(); }
 
  private:
   Request do_all_gather(void* all, int64_t size_bytes, const char* what) override;

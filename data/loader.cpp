@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace {
 
@@ -244,20 +245,34 @@ Loader::Row Loader::row(int64_t sample) {
   return Row(pieces + packed.rows.row_begin[r], pieces + packed.rows.row_begin[r + 1]);
 }
 
+std::vector<int64_t> Loader::document_lengths(int64_t sample) {
+  std::vector<int64_t> lengths;
+  for (const Piece& piece : row(sample)) lengths.push_back(piece.count);
+  return lengths;
+}
+
 Batch Loader::rows(int64_t sample, int64_t count) {
   CHECK(sample >= 0 && count > 0, "rows [{}, {}) of the data", sample, sample + count);
+  std::vector<int64_t> samples(static_cast<size_t>(count));
+  std::iota(samples.begin(), samples.end(), sample);
+  return rows(samples);
+}
+
+Batch Loader::rows(const std::vector<int64_t>& samples) {
   std::vector<Row> rows;
   int64_t longest = 0;
-  for (int64_t r = 0; r < count; r++) {
-    rows.push_back(row(sample + r));
+  for (const int64_t sample : samples) {
+    rows.push_back(row(sample));
     int64_t length = 0;
     for (const Piece& piece : rows.back()) length += piece.count;
     longest = std::max(longest, length);
   }
+  if (rows.empty()) rows.emplace_back();
+  const int64_t count = static_cast<int64_t>(rows.size());
   Batch batch;
   batch.rows = count;
-  batch.row_len = round_up(longest, options_.row_alignment);
-  const size_t T = static_cast<size_t>(batch.size());
+  batch.row_len = round_up(std::max<int64_t>(longest, 1), options_.row_alignment);
+  const size_t T = static_cast<size_t>(count * batch.row_len);
   batch.tokens.assign(T, options_.pad_token);
   batch.targets.assign(T, kIgnoreTarget);
   batch.positions.assign(T, 0);
@@ -289,6 +304,7 @@ void Loader::fill_row(const Row& pieces, int64_t row, Batch& batch) {
       batch.num_loss_tokens += batch.targets[t] != kIgnoreTarget;
     }
     document_id++;
+    batch.longest_document = std::max(batch.longest_document, piece.count);
     at += piece.count;
     batch.num_tokens += piece.count;
     batch.cu_seqlens.push_back(at);

@@ -73,6 +73,12 @@ class Loader {
   /// Samples [sample, sample + count) as one batch; they may lie in several epochs. Rows are padded to the longest of
   /// them, rounded up to row_alignment. Any order of calls gives the same rows; going forward is cheapest.
   Batch rows(int64_t sample, int64_t count);
+  /// Any samples, as the rows of a batch. None: a row of padding, for a rank that has to take part in a micro-step
+  /// without work.
+  Batch rows(const std::vector<int64_t>& samples);
+
+  /// Tokens of each document (or piece of one) of a row: what it costs, without reading it.
+  std::vector<int64_t> document_lengths(int64_t sample);
 
  private:
   struct Window {

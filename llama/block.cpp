@@ -22,14 +22,16 @@ Tensor first(Tensor buffer, Shape shape) {
 }
 
 /// The saved tensors of a block at the T of this batch.
-BlockActivations at_size(const BlockActivations& a, const ModelConfig& c, int64_t T) {
-  const int64_t C = c.hidden_size, F = c.intermediate_size;
+BlockActivations at_size(const BlockActivations& a, const ModelConfig& c, const BlockInputs& in) {
+  const UlyssesShape heads = ulysses_shape(c, in.parts());
+  const int64_t T = in.T, all_T = T * in.parts(), C = c.hidden_size, F = c.intermediate_size;
   BlockActivations v;
   v.attn_in = first(a.attn_in, {T, C}), v.attn_in_rstd = first(a.attn_in_rstd, {T});
   v.qkv_raw = first(a.qkv_raw, {T, c.num_heads + 2 * c.num_kv_heads, c.head_dim});
   if (a.qk_rstd) v.qk_rstd = first(a.qk_rstd, {T, a.qk_rstd.shape[1]});
-  v.qkv = first(a.qkv, {T, c.num_heads + 2 * c.num_kv_heads, c.head_dim});
-  v.attn = first(a.attn, {T, c.num_heads, c.head_dim}), v.lse = first(a.lse, {c.num_heads, T});
+  v.qkv = first(a.qkv, {all_T, heads.part_qkv_heads(), c.head_dim});
+  v.attn = first(a.attn, {all_T, heads.part_heads(), c.head_dim}), v.lse = first(a.lse, {heads.part_heads(), all_T});
+  v.attn_mine = first(in.ulysses ? a.attn_mine : a.attn, {T, c.num_heads, c.head_dim});
   v.attn_out = first(a.attn_out, {T, C}), v.attn_out_rstd = first(a.attn_out_rstd, {T});
   v.mid = first(a.mid, {T, C});
   v.mlp_in = first(a.mlp_in, {T, C}), v.mlp_in_rstd = first(a.mlp_in_rstd, {T});
@@ -38,19 +40,25 @@ BlockActivations at_size(const BlockActivations& a, const ModelConfig& c, int64_
   return v;
 }
 
-BlockScratch at_size(const BlockScratch& s, const ModelConfig& c, int64_t T) {
+BlockScratch at_size(const BlockScratch& s, const ModelConfig& c, const BlockInputs& in) {
+  const UlyssesShape heads = ulysses_shape(c, in.parts());
+  const int64_t T = in.T, all_T = T * in.parts();
   BlockScratch v;
   v.branch = first(s.branch, {T, c.hidden_size}), v.d_branch = first(s.d_branch, {T, c.hidden_size});
   v.d_act = first(s.d_act, {T, c.intermediate_size});
   v.d_attn = first(s.d_attn, {T, c.num_heads, c.head_dim});
   v.dqkv = first(s.dqkv, {T, c.num_heads + 2 * c.num_kv_heads, c.head_dim});
   v.attention_workspace = s.attention_workspace;
+  v.d_attn_all = first(in.ulysses ? s.d_attn_all : s.d_attn, {all_T, heads.part_heads(), c.head_dim});
+  v.dqkv_all = first(in.ulysses ? s.dqkv_all : s.dqkv, {all_T, heads.part_qkv_heads(), c.head_dim});
   return v;
 }
 
-AttentionShape attention_shape(const ModelConfig& c, int layer) {
-  return {c.num_heads,       c.num_kv_heads,      c.head_dim,
-          c.attention_scale, c.attention_softcap, c.layers[static_cast<size_t>(layer)].window};
+/// Of the heads of one of P ranks.
+AttentionShape attention_shape(const ModelConfig& c, int layer, int64_t P) {
+  const UlyssesShape heads = ulysses_shape(c, P);
+  return {heads.part_heads(), heads.part_kv_heads(), c.head_dim,
+          c.attention_scale,  c.attention_softcap,   c.layers[static_cast<size_t>(layer)].window};
 }
 
 QkNormShape qk_norm_shape(const ModelConfig& c) {
@@ -66,6 +74,10 @@ bool interleaved(const RopeConfig& rope) {
 }
 
 }  // namespace
+
+UlyssesShape ulysses_shape(const ModelConfig& c, int64_t P) {
+  return {c.num_heads, c.num_kv_heads, c.head_dim, P};
+}
 
 BlockParams block_params(const ParamUnit& unit, std::span<const Tensor> views) {
   const auto find = [&](std::string_view name) {
@@ -86,8 +98,9 @@ BlockParams block_params(const ParamUnit& unit, std::span<const Tensor> views) {
   return p;
 }
 
-BlockActivations place_block_activations(Arena& arena, const ModelConfig& c, DType dtype, int64_t T) {
-  const int64_t C = c.hidden_size, F = c.intermediate_size;
+BlockActivations place_block_activations(Arena& arena, const ModelConfig& c, DType dtype, int64_t T, int64_t P) {
+  const UlyssesShape heads = ulysses_shape(c, P);
+  const int64_t all_T = T * P, C = c.hidden_size, F = c.intermediate_size;
   const DType sums = sum_dtype(dtype);
   BlockActivations a;
   if (!c.norms.attn_in.empty()) {
@@ -98,9 +111,10 @@ BlockActivations place_block_activations(Arena& arena, const ModelConfig& c, DTy
     a.qkv_raw = arena.place(dtype, {T, c.qkv_dim()}, "qkv_raw");
     a.qk_rstd = arena.place(sums, {T, qk_norm_shape(c).num_norms()}, "qk_rstd");
   }
-  a.qkv = arena.place(dtype, {T, c.qkv_dim()}, "qkv");
-  a.attn = arena.place(dtype, {T, c.q_dim()}, "attn");
-  a.lse = arena.place(sums, {c.num_heads, T}, "lse");
+  a.qkv = arena.place(dtype, {all_T, heads.part_qkv_heads() * c.head_dim}, "qkv");
+  a.attn = arena.place(dtype, {all_T, heads.part_heads() * c.head_dim}, "attn");
+  a.lse = arena.place(sums, {heads.part_heads(), all_T}, "lse");
+  if (P > 1) a.attn_mine = arena.place(dtype, {T, c.q_dim()}, "attn of my tokens");
   if (!c.norms.attn_out.empty()) {
     a.attn_out = arena.place(dtype, {T, C}, "attn_out");
     a.attn_out_rstd = arena.place(sums, {T}, "attn_out_rstd");
@@ -119,10 +133,11 @@ BlockActivations place_block_activations(Arena& arena, const ModelConfig& c, DTy
   return a;
 }
 
-BlockScratch place_block_scratch(Arena& arena, const ModelConfig& c, DType dtype, int64_t T) {
+BlockScratch place_block_scratch(Arena& arena, const ModelConfig& c, DType dtype, int64_t T, int64_t P) {
+  const UlyssesShape heads = ulysses_shape(c, P);
   size_t attention_bytes = 0;
   for (int layer = 0; layer < c.num_layers; layer++) {
-    attention_bytes = std::max(attention_bytes, attention_workspace_bytes(attention_shape(c, layer), dtype, T));
+    attention_bytes = std::max(attention_bytes, attention_workspace_bytes(attention_shape(c, layer, P), dtype, T * P));
   }
   BlockScratch s;
   s.branch = arena.place(dtype, {T, c.hidden_size}, "branch");
@@ -131,14 +146,18 @@ BlockScratch place_block_scratch(Arena& arena, const ModelConfig& c, DType dtype
   s.d_attn = arena.place(dtype, {T, c.q_dim()}, "d_attn");
   s.dqkv = arena.place(dtype, {T, c.qkv_dim()}, "dqkv");
   s.attention_workspace = arena.place(DType::U8, {static_cast<int64_t>(attention_bytes)}, "attention workspace");
+  if (P > 1) {
+    s.d_attn_all = arena.place(dtype, {T * P, heads.part_heads() * c.head_dim}, "d_attn of my heads");
+    s.dqkv_all = arena.place(dtype, {T * P, heads.part_qkv_heads() * c.head_dim}, "dqkv of my heads");
+  }
   return s;
 }
 
 void block_forward(Device& device, const ModelConfig& c, int layer, Tensor out, ConstTensor h, const BlockParams& p,
                    const BlockInputs& in, BlockActivations& saved, BlockScratch& scratch) {
   const int64_t T = in.T;
-  const BlockActivations a = at_size(saved, c, T);
-  const BlockScratch s = at_size(scratch, c, T);
+  const BlockActivations a = at_size(saved, c, in);
+  const BlockScratch s = at_size(scratch, c, in);
   const LayerConfig& lc = c.layers[static_cast<size_t>(layer)];
 
   // Attention branch
@@ -148,19 +167,23 @@ void block_forward(Device& device, const ModelConfig& c, int layer, Tensor out, 
     attn_in = a.attn_in;
   }
   const bool has_qk_norm = c.qk_norm != QkNorm::None;
-  const Tensor projected = has_qk_norm ? a.qkv_raw : a.qkv;
+  const Tensor qkv = in.ulysses ? s.dqkv : a.qkv;  // of my tokens; the gradient's buffer is free in the forward
+  const Tensor projected = has_qk_norm ? a.qkv_raw : qkv;
   linear_forward(device, projected.reshaped({T, c.qkv_dim()}), attn_in, p.qkv, p.qkv_bias);
   if (has_qk_norm) {
-    qk_norm_forward(device, a.qkv, a.qk_rstd, a.qkv_raw, p.q_norm, p.k_norm, qk_norm_shape(c), c.norm_eps, c.norm);
+    qk_norm_forward(device, qkv, a.qk_rstd, a.qkv_raw, p.q_norm, p.k_norm, qk_norm_shape(c), c.norm_eps, c.norm);
   }
   if (lc.rope >= 0) {
     const auto& rope = in.ropes[static_cast<size_t>(lc.rope)];
-    rope_forward(device, a.qkv, rope.cos, rope.sin, c.num_heads + c.num_kv_heads,
+    rope_forward(device, qkv, rope.cos, rope.sin, c.num_heads + c.num_kv_heads,
                  interleaved(c.ropes[static_cast<size_t>(lc.rope)]));
   }
-  attention_forward(device, a.attn, a.lse, a.qkv, in.cu_seqlens, attention_shape(c, layer), s.attention_workspace);
+  if (in.ulysses) in.ulysses->scatter_heads(device, a.qkv, qkv);
+  attention_forward(device, a.attn, a.lse, a.qkv, in.cu_seqlens, attention_shape(c, layer, in.parts()),
+                    s.attention_workspace);
+  if (in.ulysses) in.ulysses->gather_heads(device, a.attn_mine, a.attn);
   const Tensor attn_out = p.attn_out_norm ? a.attn_out : s.branch;
-  linear_forward(device, attn_out, a.attn.reshaped({T, c.q_dim()}), p.o, p.o_bias);
+  linear_forward(device, attn_out, a.attn_mine.reshaped({T, c.q_dim()}), p.o, p.o_bias);
   if (p.attn_out_norm) {
     rmsnorm_forward(device, s.branch, a.attn_out_rstd, attn_out, p.attn_out_norm, c.norm_eps, c.norm);
   }
@@ -185,8 +208,8 @@ void block_forward(Device& device, const ModelConfig& c, int layer, Tensor out, 
 void block_backward(Device& device, const ModelConfig& c, int layer, Tensor dh, ConstTensor h, const BlockParams& p,
                     const BlockParams& g, const BlockInputs& in, BlockActivations& saved, BlockScratch& scratch) {
   const int64_t T = in.T;
-  const BlockActivations a = at_size(saved, c, T);
-  const BlockScratch s = at_size(scratch, c, T);
+  const BlockActivations a = at_size(saved, c, in);
+  const BlockScratch s = at_size(scratch, c, in);
   const LayerConfig& lc = c.layers[static_cast<size_t>(layer)];
 
   // out = mid + mlp_out_norm(mlp_out): dh reaches both mid and the branch
@@ -212,10 +235,12 @@ void block_backward(Device& device, const ModelConfig& c, int layer, Tensor dh, 
     d_attn_out = s.d_branch;
   }
   // attn_out = attn W_o^T + b,  attn = attention(rope(qk_norm(qkv_raw)))
-  linear_backward(device, s.d_attn.reshaped({T, c.q_dim()}), g.o, g.o_bias, d_attn_out, a.attn.reshaped({T, c.q_dim()}),
-                  p.o);
-  attention_backward(device, s.dqkv, s.d_attn, a.qkv, a.attn, a.lse, in.cu_seqlens, attention_shape(c, layer),
-                     s.attention_workspace);
+  linear_backward(device, s.d_attn.reshaped({T, c.q_dim()}), g.o, g.o_bias, d_attn_out,
+                  a.attn_mine.reshaped({T, c.q_dim()}), p.o);
+  if (in.ulysses) in.ulysses->gather_heads_backward(device, s.d_attn_all, s.d_attn);
+  attention_backward(device, s.dqkv_all, s.d_attn_all, a.qkv, a.attn, a.lse, in.cu_seqlens,
+                     attention_shape(c, layer, in.parts()), s.attention_workspace);
+  if (in.ulysses) in.ulysses->scatter_heads_backward(device, s.dqkv, s.dqkv_all);
   if (lc.rope >= 0) {
     const auto& rope = in.ropes[static_cast<size_t>(lc.rope)];
     rope_backward(device, s.dqkv, rope.cos, rope.sin, c.num_heads + c.num_kv_heads,

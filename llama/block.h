@@ -6,12 +6,14 @@
 //   m = mlp_in_norm(h')
 //   out = h' + mlp_out_norm(gated_act(m W_gate_up^T + b) W_down^T + b)
 //
-// Letters: T tokens, C width, NH / NKV heads, HD head width, F MLP width.
+// Letters: T tokens, C width, NH / NKV heads, HD head width, F MLP width. With sequence parallelism (Ulysses) over P
+// ranks, T are the tokens of this rank, and attention sees all P T tokens with NH / P heads.
 #pragma once
 
 #include <span>
 #include <vector>
 
+#include "comm/ulysses.h"
 #include "layers/attention.h"
 #include "layers/core/arena.h"
 #include "llama/config.h"
@@ -30,8 +32,9 @@ BlockParams block_params(const ParamUnit& unit, std::span<const Tensor> views);
 struct BlockActivations {
   Tensor attn_in, attn_in_rstd;    // (T, C), (T): the normed input; the block's input itself when there is no norm
   Tensor qkv_raw, qk_rstd;         // (T, QKV), (T, norms): before qk_norm; only with qk_norm
-  Tensor qkv;                      // (T, QKV): what attention saw
-  Tensor attn, lse;                // (T, NH * HD), (NH, T)
+  Tensor qkv;                      // (all T, QKV / P): what attention saw, of this rank's heads
+  Tensor attn, lse;                // (all T, NH * HD / P), (NH / P, all T)
+  Tensor attn_mine;                // (T, NH * HD): of all heads; only with P > 1
   Tensor attn_out, attn_out_rstd;  // (T, C), (T): before the output norm; only with one
   Tensor mid;                      // (T, C): h'
   Tensor mlp_in, mlp_in_rstd;      // (T, C), (T)
@@ -41,25 +44,32 @@ struct BlockActivations {
 
 /// Buffers that no call leaves anything in; shared by all blocks.
 struct BlockScratch {
-  Tensor branch;               // (T, C): forward: a branch before it is added; backward: its gradient
-  Tensor d_branch;             // (T, C)
-  Tensor d_act;                // (T, F)
-  Tensor d_attn;               // (T, NH * HD)
-  Tensor dqkv;                 // (T, QKV)
-  Tensor attention_workspace;  // bytes
+  Tensor branch;                // (T, C): forward: a branch before it is added; backward: its gradient
+  Tensor d_branch;              // (T, C)
+  Tensor d_act;                 // (T, F)
+  Tensor d_attn;                // (T, NH * HD)
+  Tensor dqkv;                  // (T, QKV)
+  Tensor attention_workspace;   // bytes
+  Tensor d_attn_all, dqkv_all;  // (all T, NH * HD / P), (all T, QKV / P): only with P > 1
 };
 
-BlockActivations place_block_activations(Arena& arena, const ModelConfig& config, DType dtype, int64_t T);
-BlockScratch place_block_scratch(Arena& arena, const ModelConfig& config, DType dtype, int64_t T);
+/// How the heads of this model are dealt to P ranks.
+UlyssesShape ulysses_shape(const ModelConfig& config, int64_t P);
+
+BlockActivations place_block_activations(Arena& arena, const ModelConfig& config, DType dtype, int64_t T, int64_t P);
+BlockScratch place_block_scratch(Arena& arena, const ModelConfig& config, DType dtype, int64_t T, int64_t P);
 
 /// What the batch brings to every block.
 struct BlockInputs {
   int64_t T = 0;
-  std::span<const int64_t> cu_seqlens;  ///< host
+  std::span<const int64_t> cu_seqlens;  ///< host; of all tokens
+  Ulysses* ulysses = nullptr;           ///< null: P = 1
   struct Rope {
     Tensor cos, sin;  // (T, r/2)
   };
   std::vector<Rope> ropes;  ///< one for each of ModelConfig::ropes
+
+  int64_t parts() const { return ulysses ? ulysses->shape().parts : 1; }
 };
 
 /// out (T, C) <- h (T, C). out and h differ.

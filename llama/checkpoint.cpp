@@ -1,6 +1,7 @@
 #include "llama/checkpoint.h"
 
 #include <algorithm>
+#include <optional>
 
 namespace {
 
@@ -10,10 +11,7 @@ Tensor moment_shard(AdamW& adamw, const char* moment, size_t unit) {
   return moment == kMoments[0] ? adamw.exp_avg(unit) : adamw.exp_avg_sq(unit);
 }
 
-/// Writes one file with a tensor for every disk tensor of the model; `shard(u)` is this rank's part of unit u.
-void write_tensors(const std::filesystem::path& path, const std::vector<ParamUnit>& units,
-                   const std::vector<ShardPiece>& pieces, const std::function<Tensor(size_t)>& shard, DType dtype,
-                   const FileSystem& file_system) {
+std::vector<TensorToWrite> tensors_on_disk(const std::vector<ParamUnit>& units, DType dtype) {
   std::vector<TensorToWrite> tensors;
   for (const ParamUnit& unit : units) {
     for (const ParamSpec& param : unit.params) {
@@ -22,33 +20,59 @@ void write_tensors(const std::filesystem::path& path, const std::vector<ParamUni
       }
     }
   }
-  SafetensorsWriter writer(path, std::move(tensors), {{"format", "pt"}}, true, file_system);
-  for (const ShardPiece& piece : pieces) {
-    const Tensor from = piece_of(shard(piece.unit), piece);
-    writer.write(piece.disk->hf_name, piece.begin, piece.count, from.dtype, from.data);
+  return tensors;
+}
+
+/// The files that every rank writes into: weights, then moments.
+std::vector<SafetensorsWriter> open_files(const std::filesystem::path& path, const TrainState& state, bool create,
+                                          const FileSystem& file_system) {
+  const auto tensors = tensors_on_disk(state.units, state.params.dtype());
+  const std::map<std::string, std::string> metadata = {{"format", "pt"}};
+  if (create) file_system.create_directories(path / "optimizer");
+  std::vector<SafetensorsWriter> writers;
+  writers.emplace_back(path / "model.safetensors", tensors, metadata, create, file_system);
+  for (const char* moment : kMoments) {
+    writers.emplace_back(path / "optimizer" / fmt::format("{}.safetensors", moment), tensors, metadata, create,
+                         file_system);
   }
-  writer.finish();
+  return writers;
+}
+
+void write_shards(std::vector<SafetensorsWriter>& writers, TrainState& state) {
+  const auto pieces = shard_pieces(state.units, state.params);
+  for (size_t file = 0; file < writers.size(); file++) {
+    for (const ShardPiece& piece : pieces) {
+      const Tensor shard =
+          file == 0 ? state.params.param_shard(piece.unit) : moment_shard(state.adamw, kMoments[file - 1], piece.unit);
+      const Tensor from = piece_of(shard, piece);
+      writers[file].write(piece.disk->hf_name, piece.begin, piece.count, from.dtype, from.data);
+    }
+    writers[file].finish();
+  }
 }
 
 }  // namespace
 
 void save_checkpoint(const std::filesystem::path& dir, TrainState& state, const ModelConfig& model,
-                     const CompanionFiles& companions, const TrainerState& trainer, const FileSystem& file_system) {
-  PendingCheckpoint save(dir, trainer.step, file_system);
-  save.write_files(companions);
-  save.write_file("config.json", config_to_save(model, "float32").dump(2) + "\n");
-  const auto pieces = shard_pieces(state.units, state.params);
-  const DType dtype = state.params.dtype();
-  write_tensors(
-      save.path() / "model.safetensors", state.units, pieces, [&](size_t u) { return state.params.param_shard(u); },
-      dtype, file_system);
-  file_system.create_directories(save.path() / "optimizer");
-  for (const char* moment : kMoments) {
-    write_tensors(
-        save.path() / "optimizer" / fmt::format("{}.safetensors", moment), state.units, pieces,
-        [&](size_t u) { return moment_shard(state.adamw, moment, u); }, dtype, file_system);
+                     const CompanionFiles& companions, const TrainerState& trainer, Mesh& mesh,
+                     const FileSystem& file_system) {
+  const bool is_first = mesh.world().rank() == 0;
+  std::optional<PendingCheckpoint> save;
+  std::vector<SafetensorsWriter> writers;
+  if (is_first) {
+    save.emplace(dir, trainer.step, file_system);
+    save->write_files(companions);
+    save->write_file("config.json", config_to_save(model, "float32").dump(2) + "\n");
+    writers = open_files(save->path(), state, true, file_system);
   }
-  save.commit(trainer);
+  mesh.world().barrier();
+  if (!is_first && mesh.replica() == 0) {
+    writers = open_files(pending_checkpoint_path(dir, trainer.step), state, false, file_system);
+  }
+  write_shards(writers, state);
+  mesh.world().barrier();
+  if (is_first) save->commit(trainer);
+  mesh.world().barrier();
 }
 
 void load_checkpoint(const Checkpoint& checkpoint, TrainState& state, const ModelConfig& model,
@@ -76,4 +100,5 @@ void load_checkpoint(const Checkpoint& checkpoint, TrainState& state, const Mode
       report(static_cast<int64_t>(to.size_bytes()));
     }
   }
+  state.params.weights_changed();
 }

@@ -10,9 +10,11 @@
 #include "llama/plan.h"
 #include "llama/weights.h"
 
-/// Writes `dir`/step_N, atomically: on any error older checkpoints are untouched.
+/// Writes `dir`/step_N, atomically: on any error older checkpoints are untouched. All ranks call it: rank 0 makes the
+/// files, the ranks of the first replica write their shards into them, rank 0 makes them visible.
 void save_checkpoint(const std::filesystem::path& dir, TrainState& state, const ModelConfig& model,
-                     const CompanionFiles& companions, const TrainerState& trainer, const FileSystem& file_system = {});
+                     const CompanionFiles& companions, const TrainerState& trainer, Mesh& mesh,
+                     const FileSystem& file_system = {});
 
 /// Weights and moments, bit for bit.
 void load_checkpoint(const Checkpoint& checkpoint, TrainState& state, const ModelConfig& model,

@@ -10,27 +10,38 @@
 #include <vector>
 
 #include "data/batch.h"
+#include "data/safetensors.h"
 #include "llama/plan.h"
 
-/// Collects the micro-batches of a step, and their logits if asked for.
+/// The global batch of a step, and the logits that this rank computes of it.
 class DumpedBatch {
  public:
-  explicit DumpedBatch(int64_t vocab_size, bool with_logits) : vocab_size_(vocab_size), with_logits_(with_logits) {}
+  DumpedBatch(Batch global_batch, int64_t vocab_size, bool with_logits)
+      : global_batch_(std::move(global_batch)), vocab_size_(vocab_size), with_logits_(with_logits) {}
 
-  /// Where the logits (T, V) of this micro-batch go; null unless asked for.
-  Tensor add(const Batch& batch);
+  /// Where the logits (T, V) of this rank's slice of a micro-batch go; null unless asked for. `rows`: those of the
+  /// global batch that the micro-batch has; `first_token`: the slice's, in the flattened micro-batch.
+  Tensor add(const Batch& slice, const std::vector<int64_t>& rows, int64_t first_token);
 
   bool has_logits() const { return with_logits_; }
-  const std::vector<Batch>& batches() const { return batches_; }
-  const std::vector<float>& logits(size_t i) const { return logits_.at(i); }
+  const Batch& global_batch() const { return global_batch_; }
+
+  /// [rows, T, V] from all that was added.
+  void write_logits(SafetensorsWriter& writer) const;
 
  private:
+  struct Part {
+    std::vector<int64_t> rows;
+    int64_t row_len, first_token;
+    std::vector<float> logits;
+  };
+  Batch global_batch_;
   int64_t vocab_size_;
   bool with_logits_;
-  std::vector<Batch> batches_;
-  std::vector<std::vector<float>> logits_;
+  std::vector<Part> parts_;
 };
 
-/// Writes `directory`/step_NNNNNN.safetensors, after the update of `step` (counted from 1).
+/// Writes `directory`/step_NNNNNN.safetensors, after the update of `step` (counted from 1). All ranks call it: rank 0
+/// makes the file, each rank writes what it has.
 void write_dump(const std::filesystem::path& directory, int64_t step, double loss, double grad_norm, TrainState& state,
-                const DumpedBatch& batch);
+                const DumpedBatch& batch, Mesh& mesh);

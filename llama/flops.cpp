@@ -1,15 +1,27 @@
 #include "llama/flops.h"
 
 #include <algorithm>
+#include <numeric>
+#include <vector>
 
 #include "layers/core/check.h"
 
-double visible_pairs(const Batch& batch, int64_t window) {
-  double pairs = 0;
+namespace {
+
+/// The documents of a batch, without its padding.
+std::vector<int64_t> lengths_of(const Batch& batch) {
+  std::vector<int64_t> lengths;
   for (size_t s = 0; s + 1 < batch.cu_seqlens.size(); s++) {
-    const int64_t begin = batch.cu_seqlens[s], n = batch.cu_seqlens[s + 1] - begin;
+    const int64_t begin = batch.cu_seqlens[s];
     const bool is_padding = batch.document_ids.at(static_cast<size_t>(begin)) < 0;
-    if (is_padding) continue;
+    if (!is_padding) lengths.push_back(batch.cu_seqlens[s + 1] - begin);
+  }
+  return lengths;
+}
+
+double visible_pairs(std::span<const int64_t> document_lengths, int64_t window) {
+  double pairs = 0;
+  for (const int64_t n : document_lengths) {
     // Token i sees min(i + 1, w) tokens: a triangle of w rows, then a band.
     const auto w = static_cast<double>(window > 0 ? std::min(window, n) : n);
     pairs += w * (w + 1) / 2 + (static_cast<double>(n) - w) * w;
@@ -17,21 +29,37 @@ double visible_pairs(const Batch& batch, int64_t window) {
   return pairs;
 }
 
-double batch_flops(const ModelConfig& model, const Batch& batch) {
-  CHECK(model.layers.size() == static_cast<size_t>(model.num_layers), "batch_flops: {} layers of {}",
+double flops_of(const ModelConfig& model, std::span<const int64_t> document_lengths, int64_t num_tokens,
+                int64_t num_loss_tokens) {
+  CHECK(model.layers.size() == static_cast<size_t>(model.num_layers), "flops of a model: {} layers of {}",
         model.layers.size(), model.num_layers);
   const auto C = static_cast<double>(model.hidden_size), F = static_cast<double>(model.intermediate_size);
   const auto V = static_cast<double>(model.vocab_size);
   const auto q_dim = static_cast<double>(model.q_dim()), qkv_dim = static_cast<double>(model.qkv_dim());
   const double block_weights = C * qkv_dim + q_dim * C + 3 * C * F;
-  double flops = 6 * static_cast<double>(model.num_layers) * block_weights * static_cast<double>(batch.num_tokens) +
-                 6 * C * V * static_cast<double>(batch.num_loss_tokens);
+  double flops = 6 * static_cast<double>(model.num_layers) * block_weights * static_cast<double>(num_tokens) +
+                 6 * C * V * static_cast<double>(num_loss_tokens);
   int64_t last_window = -1;
   double pairs = 0;
   for (const LayerConfig& layer : model.layers) {  // windows come in long runs: count each run's pairs once
-    if (layer.window != last_window) pairs = visible_pairs(batch, layer.window);
+    if (layer.window != last_window) pairs = visible_pairs(document_lengths, layer.window);
     last_window = layer.window;
     flops += 12 * q_dim * pairs;
   }
   return flops;
+}
+
+}  // namespace
+
+double visible_pairs(const Batch& batch, int64_t window) {
+  return visible_pairs(lengths_of(batch), window);
+}
+
+double batch_flops(const ModelConfig& model, const Batch& batch) {
+  return flops_of(model, lengths_of(batch), batch.num_tokens, batch.num_loss_tokens);
+}
+
+double row_flops(const ModelConfig& model, std::span<const int64_t> document_lengths) {
+  const int64_t n = std::accumulate(document_lengths.begin(), document_lengths.end(), int64_t{0});
+  return flops_of(model, document_lengths, n, n);
 }

@@ -2,6 +2,8 @@
 // compares runs honestly. Padding, recomputation and masked blocks count nothing.
 #pragma once
 
+#include <span>
+
 #include "data/batch.h"
 #include "llama/config.h"
 
@@ -13,3 +15,6 @@ double visible_pairs(const Batch& batch, int64_t window);
 ///   6 C V per token with a target: the head, tied or not (rows without a target are left out of it)
 ///   12 NH HD per visible pair and layer: q.k and p.v forward, twice that backward
 double batch_flops(const ModelConfig& model, const Batch& batch);
+
+/// The same of one row, before its tokens are read: as if every token had a target.
+double row_flops(const ModelConfig& model, std::span<const int64_t> document_lengths);

@@ -24,7 +24,8 @@ std::string to_json_line(const StepMetrics& m) {
                                  {"tokens_per_s", m.tokens_per_s},
                                  {"mfu", m.mfu},
                                  {"step_ms", m.step_ms},
-                                 {"mem_mib", m.mem_mib}};
+                                 {"mem_mib", m.mem_mib},
+                                 {"imbalance", m.imbalance}};
   if (m.eval_loss) {
     line["eval_loss"] = *m.eval_loss;
     line["eval_ppl"] = std::exp(*m.eval_loss);

@@ -13,6 +13,7 @@ struct StepMetrics {
   double loss = 0, grad_norm = 0, lr = 0;
   int64_t num_tokens = 0, num_loss_tokens = 0;  ///< of this step, without padding; with a target
   double tokens_per_s = 0, mfu = 0, step_ms = 0, mem_mib = 0;
+  double imbalance = 1;                  ///< of the rows over the data-parallel groups; see deal_rows
   std::optional<double> eval_loss = {};  ///< on evaluated steps; the log adds eval_ppl = e^eval_loss
 };
 

@@ -7,19 +7,6 @@
 #include "layers/rmsnorm.h"
 #include "layers/rope.h"
 
-namespace {
-
-/// Tokens of the longest document; padding, whose positions go on, does not count.
-int64_t longest_document(const Batch& batch) {
-  int64_t longest = 0;
-  for (size_t t = 0; t < batch.positions.size(); t++) {
-    if (batch.document_ids[t] >= 0) longest = std::max<int64_t>(longest, batch.positions[t] + 1);
-  }
-  return longest;
-}
-
-}  // namespace
-
 std::vector<UnitSpec> unit_specs(const std::vector<ParamUnit>& units) {
   std::vector<UnitSpec> specs;
   for (const ParamUnit& unit : units) {
@@ -30,7 +17,7 @@ std::vector<UnitSpec> unit_specs(const std::vector<ParamUnit>& units) {
   return specs;
 }
 
-Llama::Llama(Arena& arena, const ModelConfig& config, const ModelOptions& options, Device& device)
+Llama::Llama(Arena& arena, const ModelConfig& config, const ModelOptions& options, Communicator* sp, Device& device)
     : config_(config), options_(options), device_(device), units_(param_units(config)) {
   const int64_t T = options.max_tokens, C = config.hidden_size;
   const DType dtype = options.dtype, sums = dtype == DType::F64 ? DType::F64 : DType::F32;
@@ -52,7 +39,7 @@ Llama::Llama(Arena& arena, const ModelConfig& config, const ModelOptions& option
   for (size_t l = 0; l <= L; l++) h_.push_back(arena.place(dtype, {T, C}, "h"));
   arena.begin_section(options.recompute_blocks ? "activations of one block" : "activations of all blocks");
   for (size_t l = 0; l < (options.recompute_blocks ? 1 : L); l++) {
-    saved_.push_back(place_block_activations(arena, config, dtype, T));
+    saved_.push_back(place_block_activations(arena, config, dtype, T, options.sp_size));
   }
   arena.begin_section("head");
   x_ = arena.place(dtype, {T, C}, "final norm");
@@ -62,7 +49,8 @@ Llama::Llama(Arena& arena, const ModelConfig& config, const ModelOptions& option
   // The head runs when no block does: their buffers overlap.
   const size_t shared = arena.mark();
   arena.begin_section("scratch of a block");
-  scratch_ = place_block_scratch(arena, config, dtype, T);
+  scratch_ = place_block_scratch(arena, config, dtype, T, options.sp_size);
+  if (options.sp_size > 1) ulysses_.emplace(arena, dtype, ulysses_shape(config, options.sp_size), T, sp);
   const size_t block_end = arena.mark();
   arena.rewind(shared);
   arena.begin_section("scratch of the loss (shares the block's)");
@@ -85,9 +73,12 @@ void Llama::load_batch(const Batch& batch) {
   };
   copy(tokens_, batch.tokens), copy(targets_, batch.targets), copy(positions_, batch.positions);
   inputs_.T = T;
+  CHECK(batch.cu_seqlens.back() == T * options_.sp_size, "{} ranks have {} tokens each of a batch of {}",
+        options_.sp_size, T, batch.cu_seqlens.back());
   inputs_.cu_seqlens = batch.cu_seqlens;
+  inputs_.ulysses = ulysses_ ? &*ulysses_ : nullptr;
   inputs_.ropes.clear();
-  const int64_t seqlen = longest_document(batch);
+  const int64_t seqlen = batch.longest_document;
   for (size_t i = 0; i < config_.ropes.size(); i++) {
     const RopeConfig& rope = config_.ropes[i];
     if (inv_freq_seqlen_[i] == 0 || (rope.depends_on_length() && inv_freq_seqlen_[i] != seqlen)) {

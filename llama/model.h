@@ -4,6 +4,7 @@
 //   h_0 = embed_scale * embed(tokens);  h_{l+1} = block_l(h_l);  x = final_norm(h_L);  logits = lm_head(x)
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "comm/param_store.h"
@@ -12,14 +13,16 @@
 
 struct ModelOptions {
   DType dtype = DType::F32;
-  int64_t max_tokens = 0;  ///< T of the largest batch
+  int64_t max_tokens = 0;  ///< T of the largest batch, on one rank
+  int64_t sp_size = 1;     ///< ranks that share each batch
   int64_t loss_tile_tokens = 1024;
   bool recompute_blocks = false;  ///< keep only each block's input, run its forward again in the backward: same bits
 };
 
 class Llama {
  public:
-  Llama(Arena& arena, const ModelConfig& config, const ModelOptions& options, Device& device);
+  /// `sp`: the options.sp_size ranks that share each batch; null on an arena that only measures.
+  Llama(Arena& arena, const ModelConfig& config, const ModelOptions& options, Communicator* sp, Device& device);
 
   /// Up to the final norm; saves what the backward needs.
   void forward(const Batch& batch, ParamStore& params);
@@ -33,6 +36,8 @@ class Llama {
 
   const ModelConfig& config() const { return config_; }
   const std::vector<ParamUnit>& units() const { return units_; }
+  /// Null without sequence parallelism.
+  const Ulysses* ulysses() const { return ulysses_ ? &*ulysses_ : nullptr; }
 
  private:
   void load_batch(const Batch& batch);
@@ -57,6 +62,7 @@ class Llama {
   std::vector<BlockActivations> saved_;   // L, or 1 with recompute
   BlockScratch scratch_;
   Tensor x_, x_rstd_, dh_;  // (T, C), (T), (T, C)
+  std::optional<Ulysses> ulysses_;
   Tensor loss_workspace_;
 };
 

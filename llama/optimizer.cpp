@@ -53,4 +53,5 @@ void AdamW::step(Device& device, ParamStore& params, double lr, double clip, int
       adamw_update(device, part(p), part(exp_avg_[u]), part(exp_avg_sq_[u]), part(g), update);
     }
   }
+  params.weights_changed();
 }

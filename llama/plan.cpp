@@ -12,23 +12,24 @@ int64_t default_loss_tile(int64_t T, int64_t V) {
   return std::min(T, std::max(kLossTileGranule, rows / kLossTileGranule * kLossTileGranule));
 }
 
-void measure(Arena& arena, const RunConfig& run, const ModelConfig& model) {
+void measure(Arena& arena, const RunConfig& run, const ModelConfig& model, const MeshShape& shape) {
   Device device = Device::cpu();
-  TrainState(arena, run, model, model_options(run, model), device);
+  TrainState(arena, run, model, model_options(run, model, shape), shape, nullptr, device);
 }
 
 }  // namespace
 
 TrainState::TrainState(Arena& arena, const RunConfig& run, const ModelConfig& model, const ModelOptions& options,
-                       Device& device)
+                       const MeshShape& shape, Mesh* mesh, Device& device)
     : units(param_units(model)),
-      params(arena, unit_specs(units), options.dtype, device),
+      params(arena, unit_specs(units), options.dtype, shape, mesh, device),
       adamw(arena, params, units, run.optimizer),
-      llama(arena, model, options, device) {}
+      llama(arena, model, options, mesh ? &mesh->sp() : nullptr, device) {}
 
-ModelOptions model_options(const RunConfig& run, const ModelConfig& model) {
+ModelOptions model_options(const RunConfig& run, const ModelConfig& model, const MeshShape& shape) {
   ModelOptions options;
-  options.max_tokens = run.batch.micro_batch_size * run.data.seq_len;
+  options.sp_size = shape.sp;
+  options.max_tokens = run.batch.micro_batch_size * ((run.data.seq_len + shape.sp - 1) / shape.sp);
   options.loss_tile_tokens = run.memory.loss_tile_tokens > 0 ? std::min(run.memory.loss_tile_tokens, options.max_tokens)
                                                              : default_loss_tile(options.max_tokens, model.vocab_size);
   options.recompute_blocks = run.memory.recompute == "block";
@@ -40,9 +41,9 @@ size_t batch_bytes(const RunConfig& run) {
   return static_cast<size_t>(run.batch.global_batch_size * run.data.seq_len) * kBytesPerToken;
 }
 
-MemoryPlan plan_memory(const RunConfig& run, const ModelConfig& model) {
+MemoryPlan plan_memory(const RunConfig& run, const ModelConfig& model, const MeshShape& shape) {
   Arena arena;
-  measure(arena, run, model);
+  measure(arena, run, model, shape);
   MemoryPlan plan;
   plan.arena_bytes = arena.peak_bytes();
   for (const Arena::Entry& entry : arena.entries()) {
@@ -57,12 +58,12 @@ MemoryPlan plan_memory(const RunConfig& run, const ModelConfig& model) {
   return plan;
 }
 
-std::vector<RecomputeChoice> recompute_choices(const RunConfig& run, const ModelConfig& model) {
+std::vector<RecomputeChoice> recompute_choices(const RunConfig& run, const ModelConfig& model, const MeshShape& shape) {
   std::vector<RecomputeChoice> choices;
   for (const char* recompute : {"none", "block"}) {
     RunConfig other = run;
     other.memory.recompute = recompute;
-    choices.push_back({recompute, plan_memory(other, model).arena_bytes});
+    choices.push_back({recompute, plan_memory(other, model, shape).arena_bytes});
   }
   return choices;
 }

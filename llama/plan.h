@@ -16,11 +16,13 @@ struct TrainState {
   AdamW adamw;
   Llama llama;
 
-  TrainState(Arena& arena, const RunConfig& run, const ModelConfig& model, const ModelOptions& options, Device& device);
+  /// `mesh` null: one rank, or an arena that only measures for `shape`.
+  TrainState(Arena& arena, const RunConfig& run, const ModelConfig& model, const ModelOptions& options,
+             const MeshShape& shape, Mesh* mesh, Device& device);
 };
 
 /// Sizes that follow from the options: tokens of a micro-batch, tile of the loss.
-ModelOptions model_options(const RunConfig& run, const ModelConfig& model);
+ModelOptions model_options(const RunConfig& run, const ModelConfig& model, const MeshShape& shape);
 
 struct MemoryPlan {
   struct Row {
@@ -38,11 +40,12 @@ struct MemoryPlan {
 /// The rows of one step on the host, beside the arena.
 size_t batch_bytes(const RunConfig& run);
 
-MemoryPlan plan_memory(const RunConfig& run, const ModelConfig& model);
+/// Of one rank.
+MemoryPlan plan_memory(const RunConfig& run, const ModelConfig& model, const MeshShape& shape);
 
 /// The arena with memory.recompute none and block: what the choice costs.
 struct RecomputeChoice {
   std::string recompute;
   size_t arena_bytes = 0;
 };
-std::vector<RecomputeChoice> recompute_choices(const RunConfig& run, const ModelConfig& model);
+std::vector<RecomputeChoice> recompute_choices(const RunConfig& run, const ModelConfig& model, const MeshShape& shape);

@@ -113,14 +113,20 @@ void report_data(Console& console, const char* what, const DataSummary& s) {
   for (const std::string& notice : s.notices) console.info("{}", notice);
 }
 
-void report_steps(Console& console, const RunConfig& run, Loader& train, int64_t total_steps, int64_t total_rows) {
+void report_steps(Console& console, const RunConfig& run, const MeshShape& mesh, Loader& train, int64_t total_steps,
+                  int64_t total_rows) {
   const double epochs = static_cast<double>(total_rows) / static_cast<double>(train.rows_in_epoch(0));
   console.heading("Steps");
   console.info(
       "{} steps of {} rows x {} tokens ({} tokens a step), {} rows = {:.2f} epochs; micro-batch {}, "
       "accumulation {}",
       total_steps, run.batch.global_batch_size, run.data.seq_len, run.batch.global_batch_size * run.data.seq_len,
-      total_rows, epochs, run.batch.micro_batch_size, run.batch.global_batch_size / run.batch.micro_batch_size);
+      total_rows, epochs, run.batch.micro_batch_size,
+      run.batch.global_batch_size / (run.batch.micro_batch_size * mesh.data_parallel()));
+  if (mesh.world > 1) {
+    console.info("{} ranks: dp_replicate {} x dp_shard {} x sp {}; parameters, gradients and moments in {} shards",
+                 mesh.world, mesh.dp_replicate, mesh.dp_shard, mesh.sp, mesh.shards());
+  }
 }
 
 void report_memory(Console& console, const MemoryPlan& plan, const std::vector<RecomputeChoice>& choices,

@@ -14,7 +14,8 @@ void report_data(Console& console, const char* what, const DataSummary& summary)
 void report_changes(Console& console, const nlohmann::json& saved, const nlohmann::json& now);
 
 /// Rows, tokens and steps of the run.
-void report_steps(Console& console, const RunConfig& run, Loader& train, int64_t total_steps, int64_t total_rows);
+void report_steps(Console& console, const RunConfig& run, const MeshShape& mesh, Loader& train, int64_t total_steps,
+                  int64_t total_rows);
 
 void report_memory(Console& console, const MemoryPlan& plan, const std::vector<RecomputeChoice>& choices,
                    const RunConfig& run);

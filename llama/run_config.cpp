@@ -84,10 +84,6 @@ void check_nothing_is_ignored(const RunConfig& run) {
   }
 }
 
-void check_one_rank(const char* key, int64_t size) {
-  CHECK(size == 1, "{} = {}: this version runs on one rank, so that it can only be 1", key, size);
-}
-
 }  // namespace
 
 void validate_run_config(const RunConfig& run) {
@@ -101,9 +97,6 @@ void validate_run_config(const RunConfig& run) {
         "batch.global_batch_size = {} is not a multiple of batch.micro_batch_size = {}", run.batch.global_batch_size,
         run.batch.micro_batch_size);
   if (run.train.steps) validate_schedule(run.schedule, *run.train.steps);
-  check_one_rank("parallel.sp_size", run.parallel.sp_size);
-  check_one_rank("parallel.cp_size", run.parallel.cp_size);
-  check_one_rank("parallel.dp_replicate_size", run.parallel.dp_replicate_size);
   check_nothing_is_ignored(run);
   CHECK(run.world == 0 || run.plan, "--world {} says for how many ranks --plan plans: add --plan", run.world);
 }

@@ -1,7 +1,11 @@
 #include "llama/validate.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
+
+#include "llama/block.h"
 
 namespace {
 
@@ -24,12 +28,26 @@ std::string rope_advice(const ModelConfig& model, int64_t seq_len) {
   return "; see rope_scaling and max_position_embeddings in its config.json";
 }
 
+/// Ulysses deals heads to the ranks of a sequence group.
+void validate_heads(const ModelConfig& model, const MeshShape& mesh) {
+  std::vector<int64_t> legal;
+  for (int64_t sp = 1; sp <= model.num_heads; sp++) {
+    if (ulysses_shape(model, sp).is_legal()) legal.push_back(sp);
+  }
+  CHECK(ulysses_shape(model, mesh.sp).is_legal(),
+        "parallel.sp_size = {} cannot split the {} query and {} key/value heads of this {}: use {}", mesh.sp,
+        model.num_heads, model.num_kv_heads, model.model_type, fmt::join(legal, ", "));
+}
+
 }  // namespace
 
-void validate(const RunConfig& run, const ModelConfig& model, const Communicator& world, Console& console) {
-  CHECK(world.size() == 1, "mpirun started {} ranks, but this version trains on one rank; start it without mpirun",
-        world.size());
-  CHECK(run.world <= 1, "--world {}: this version plans, and trains, for one rank", run.world);
+void validate(const RunConfig& run, const ModelConfig& model, const MeshShape& mesh, Console& console) {
+  validate_heads(model, mesh);
+  const int64_t rows = run.batch.micro_batch_size * mesh.data_parallel();
+  CHECK(run.batch.global_batch_size % rows == 0,
+        "batch.global_batch_size = {} is not a multiple of batch.micro_batch_size = {} x {} data-parallel groups ({} "
+        "ranks / sp_size {})",
+        run.batch.global_batch_size, run.batch.micro_batch_size, mesh.data_parallel(), mesh.world, mesh.sp);
   constexpr int64_t kMost = int64_t{1} << 40;
   CHECK(run.batch.micro_batch_size <= kMost / run.data.seq_len && run.train.steps.value_or(0) <= kMost &&
             run.batch.global_batch_size <= kMost / std::max<int64_t>(1, run.train.steps.value_or(1)),
