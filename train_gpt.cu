@@ -49,11 +49,17 @@ DataOptions data_options(const RunConfig& run, const ModelConfig& model, const M
 }
 
 /// A loader on every rank. The first of each host goes ahead: the others find its indexes.
-Loader make_loader(const DataOptions& options, HostRanks& host, Console& console) {
+Loader make_loader(const DataOptions& options, Communicator& world, HostRanks& host, Console& console) {
+  const DataProgress report = report_data_progress(console);
+  const DataProgress progress = [&world, report](int64_t done, int64_t total, Progress::Unit unit,
+                                                 const std::string& label) {
+    world.moved();
+    report(done, total, unit, label);
+  };
   std::optional<Loader> loader;
-  if (host.rank() == 0) loader.emplace(options, report_data_progress(console));
+  if (host.rank() == 0) loader.emplace(options, progress);
   host.barrier();
-  if (host.rank() > 0) loader.emplace(options);
+  if (host.rank() > 0) loader.emplace(options, progress);
   return std::move(*loader);
 }
 
@@ -146,9 +152,10 @@ std::optional<Checkpoint> agree_on_checkpoint(const RunConfig& run, Communicator
 
 /// Weights from a checkpoint of this run, from a pretrained model, or from the generator.
 TrainerState resume_or_init(const RunConfig& run, const ModelConfig& model, const std::optional<Checkpoint>& resumed,
-                            TrainState& state, Console& console) {
+                            TrainState& state, Communicator& world, Console& console) {
   std::optional<Progress> progress;
   const LoadProgress report = [&](int64_t done, int64_t total) {
+    world.moved();
     if (!progress) progress.emplace(console, "loading", total, Progress::Unit::Bytes);
     done < total ? progress->update(done) : progress->finish(done);
   };
@@ -241,6 +248,7 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   console.heading("Run");
   console.print(describe(run, console.width()));
 
+  world.set_timeout(run.parallel.timeout_s);
   check_same(world, "run configuration", to_json(run).dump());
   const MeshShape shape = mesh_shape(run.world > 0 ? run.world : world.size(), run.parallel.dp_replicate_size,
                                      run.parallel.cp_size, run.parallel.sp_size);
@@ -258,11 +266,11 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   Device device = open_device(run, console);
   report_model(console, model, param_units(model));
 
-  Loader train_data = make_loader(data_options(run, model, shape, false), host, console);
+  Loader train_data = make_loader(data_options(run, model, shape, false), world, host, console);
   report_data(console, "Training data", train_data.summary());
   std::optional<Loader> eval_data;
   if (!run.data.eval.empty()) {
-    eval_data.emplace(make_loader(data_options(run, model, shape, true), host, console));
+    eval_data.emplace(make_loader(data_options(run, model, shape, true), world, host, console));
     report_data(console, "Evaluation data", eval_data->summary());
   }
   const int64_t global = run.batch.global_batch_size;
@@ -290,7 +298,7 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   TrainState state(arena, run, model, model_options(run, model, shape), shape, &mesh, device);
 
   console.heading("Training");
-  TrainerState trainer = resume_or_init(run, model, resumed, state, console);
+  TrainerState trainer = resume_or_init(run, model, resumed, state, world, console);
   if (resumed) report_changes(console, trainer.run, to_json(run));
   console.info("weight decay on {} parameters, none on {} (optimizer.no_decay)", state.adamw.num_decayed(),
                state.adamw.num_not_decayed());
@@ -371,7 +379,7 @@ int main(int argc, char** argv) {
     return train(*world, stop, argc, argv);
   } catch (const std::exception& e) {
     // What fails on every rank is said once, by rank 0, whose abort ends the others while they wait.
-    if (world && world->rank() > 0) std::this_thread::sleep_for(std::chrono::seconds(1));
+    if (world && world->rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(900 + 100 * world->rank()));
     std::fflush(stdout);
     std::fprintf(stderr, "[%s] error: %s\n", who.c_str(), e.what());
     abort_world(1);

@@ -71,7 +71,7 @@ TEST_F(MetricsLogTest, each_line_is_an_object_with_the_documented_keys_in_order)
                           .step_ms = 2000,
                           .mem_mib = 12.5}),
             R"({"step":3,"loss":2.5,"grad_norm":0.5,"lr":1e-05,"num_tokens":100,"num_loss_tokens":90,)"
-            R"("tokens_per_s":50.0,"mfu":0.25,"step_ms":2000.0,"mem_mib":12.5})");
+            R"("tokens_per_s":50.0,"mfu":0.25,"step_ms":2000.0,"mem_mib":12.5,"imbalance":1.0})");
   const auto evaluated = nlohmann::json::parse(to_json_line({.step = 3, .eval_loss = 2.0}));
   EXPECT_EQ(evaluated.at("eval_loss"), 2.0);
   EXPECT_EQ(evaluated.at("eval_ppl"), std::exp(2.0));

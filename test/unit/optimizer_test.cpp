@@ -29,7 +29,7 @@ TEST(Optimizer, norms_and_biases_do_not_decay_by_default_and_patterns_are_obeyed
   for (const bool everything : {false, true}) {
     Arena arena(device, 1 << 20);
     const auto units = two_units();
-    ParamStore store(arena, specs(units), DType::F32, device);
+    ParamStore store(arena, specs(units), DType::F32, MeshShape{}, nullptr, device);
     RunConfig::Optimizer options;
     options.weight_decay = 0.5;
     if (everything) options.no_decay = {"*"};
