@@ -88,6 +88,19 @@ TEST(RmsNorm, weight_gradient_accumulates_and_dx_may_alias_dy) {
   for (int64_t i = 0; i < once.dx.numel(); i++) ASSERT_EQ(twice.dy.get(i), once.dx.get(i));
 }
 
+TEST(RmsNorm, threads_change_no_bit) {
+  for (const RmsNormCase& c : kRmsNormCases) {
+    Problem one(c, DType::F32);
+    with_threads(1, [&] { one.forward(c.kind), one.backward(c.kind); });
+    for (const int threads : {2, 3}) {
+      Problem many(c, DType::F32);
+      with_threads(threads, [&] { many.forward(c.kind), many.backward(c.kind); });
+      EXPECT_TRUE(many.y.bit_equal(one.y) && many.rstd.bit_equal(one.rstd)) << c.rows << "x" << c.C << " " << threads;
+      EXPECT_TRUE(many.dx.bit_equal(one.dx) && many.dw.bit_equal(one.dw)) << c.rows << "x" << c.C << " " << threads;
+    }
+  }
+}
+
 TEST(RmsNorm, contract_violations_are_named) {
   Device device = Device::cpu();
   HostTensor x(DType::F32, {2, 8}, "x"), y(DType::F32, {2, 8}, "y"), rstd(DType::F32, {2}, "rstd"),
