@@ -277,6 +277,8 @@ TEST(RunConfig, unknown_keys_name_the_nearest_one) {
   EXPECT_NE(error_in(R"({"seq_len": 3})").find("did you mean 'data.seq_len'?"), std::string::npos);
   EXPECT_NE(error_in(R"({"model": {"seq_len": 3}})").find("did you mean 'data.seq_len'?"), std::string::npos);
   EXPECT_NE(error_in(R"({"train": {"max_steps": 3}})").find("did you mean 'train.steps'?"), std::string::npos);
+  EXPECT_NE(error_in(R"({"checkpoint": {"evry": 3}})").find("did you mean 'checkpoint.every'?"), std::string::npos);
+  EXPECT_NE(error_in(R"({"data": {"sed": 3}})").find("did you mean 'data.seed'?"), std::string::npos);
   EXPECT_EQ(error_with({"--optimizer.learning_rate=3"}).find("unknown option 'optimizer.learning_rate"), 0u);
   EXPECT_NE(error_with({"--schedule.warmup", "3"}).find("(on the command line): did you mean 'schedule.warmup_steps'?"),
             std::string::npos);
