@@ -551,7 +551,8 @@ TEST(ConfigSave, floats_have_a_point_and_whole_numbers_have_none) {
   const json saved = config_to_save(parse(kGemma2_2B.v4, {{"final_logit_softcapping", 30},
                                                           {"query_pre_attn_scalar", 256.0},
                                                           {"rope_theta", 10000},
-                                                          {"initializer_range", 1}}),
+                                                          {"initializer_range", 1},
+                                                          {"attention_dropout", 0}}),
                                     "bfloat16");
   for (const char* key : {"rms_norm_eps", "initializer_range", "final_logit_softcapping", "attn_logit_softcapping",
                           "rope_theta", "attention_dropout"}) {
@@ -576,6 +577,24 @@ TEST(ConfigSave, both_layouts_and_both_dtype_keys_are_written) {
   EXPECT_EQ(saved["tie_word_embeddings"], false);
   EXPECT_TRUE(saved["pad_token_id"].is_null());
   EXPECT_THROW(config_to_save(parse(kLlama31_8B.v5), "float16"), Error);
+}
+
+TEST(ConfigSave, windows_that_were_switched_on_stay_on) {
+  const json on = {{"use_sliding_window", true}, {"max_window_layers", 20}, {"sliding_window", 512}};
+  const ModelConfig config = parse(kQwen25_7B.v4, on);
+  const json saved = config_to_save(config, "float32");
+  EXPECT_EQ(saved["use_sliding_window"], true);
+  EXPECT_EQ(windows(parse_model_config(saved, "saved")), windows(config));
+}
+
+TEST(ConfigSave, gemma_keeps_a_window_that_no_layer_uses_because_transformers_wants_a_number) {
+  const json full = {{"layer_types", std::vector<std::string>(26, "full_attention")}, {"sliding_window", nullptr}};
+  EXPECT_EQ(config_to_save(parse(kGemma2_2B.v4, full), "float32")["sliding_window"], 4096);
+}
+
+TEST(ConfigSave, a_rotary_key_that_was_ignored_is_not_carried_along) {
+  const json saved = config_to_save(parse(kMistral7B_v03.v4, {{"partial_rotary_factor", 0.5}}), "float32");
+  EXPECT_FALSE(saved.contains("partial_rotary_factor"));
 }
 
 TEST(ConfigSave, phi3_has_exactly_the_three_keys_that_transformers_4_takes) {
