@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -170,6 +171,30 @@ TEST_F(MetricsLogTest, a_full_disk_warns_once_and_training_goes_on) {
   EXPECT_NO_THROW(run(0, 1, 3, "/dev/full"));
   EXPECT_EQ(console_text(),
             "warning: /dev/full: cannot write the line of step 1: No space left on device; training goes on\n");
+}
+
+TEST_F(MetricsLogTest, half_a_line_that_did_not_fit_is_taken_back) {
+  run(0, 1, 2);
+  const std::string before = content();
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &limit), 0);
+  const rlimit small{before.size() + 10, limit.rlim_max};
+  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  EXPECT_NO_THROW(run(2, 3, 4));
+  ::setrlimit(RLIMIT_FSIZE, &limit);
+  ::signal(SIGXFSZ, handler);
+  EXPECT_EQ(content(), before);
+  EXPECT_EQ(console_text(), fmt::format("warning: {}: cannot write the line of step 3: File too large; training goes "
+                                        "on\n",
+                                        file_.string()));
+}
+
+TEST_F(MetricsLogTest, an_empty_file_is_a_log_without_lines) {
+  append("");
+  run(0, 1, 2);
+  EXPECT_EQ(steps(), (Steps{1, 2}));
+  EXPECT_EQ(num_files(), 1u);
 }
 
 TEST_F(MetricsLogTest, kill_9_at_any_moment_leaves_whole_lines) {
