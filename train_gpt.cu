@@ -5,7 +5,9 @@
 
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -378,8 +380,12 @@ int main(int argc, char** argv) {
     who = fmt::format("rank {}/{} {}", world->rank(), world->size(), world->host());
     return train(*world, stop, argc, argv);
   } catch (const std::exception& e) {
-    // What fails on every rank is said once, by rank 0, whose abort ends the others while they wait.
-    if (world && world->rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(900 + 100 * world->rank()));
+    // What fails on several ranks is said once, by the first, whose abort ends the others (SIGTERM) while they wait.
+    const auto patience = std::chrono::milliseconds(world && world->rank() > 0 ? 1000 + 100 * world->rank() : 0);
+    for (const auto start = Clock::now(); Clock::now() - start < patience;) {
+      if (stop.received() == SIGTERM) std::_Exit(1);
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
     std::fflush(stdout);
     std::fprintf(stderr, "[%s] error: %s\n", who.c_str(), e.what());
     abort_world(1);

@@ -53,7 +53,7 @@ TEST(Optimizer, a_pattern_may_name_one_of_the_tensors_that_make_a_parameter) {
   Device device = Device::cpu();
   Arena arena(device, 1 << 20);
   const auto units = two_units();
-  ParamStore store(arena, specs(units), DType::F64, device);
+  ParamStore store(arena, specs(units), DType::F64, MeshShape{}, nullptr, device);
   RunConfig::Optimizer options;
   options.weight_decay = 0.5, options.no_decay = {"*norm*", "*bias", "q_proj.weight"};
   AdamW adamw(arena, store, units, options);
@@ -69,7 +69,7 @@ TEST(Optimizer, a_step_clips_the_gradient_and_moves_the_moments_of_its_unit) {
   Device device = Device::cpu();
   Arena arena(device, 1 << 20);
   const auto units = two_units();
-  ParamStore store(arena, specs(units), DType::F64, device);
+  ParamStore store(arena, specs(units), DType::F64, MeshShape{}, nullptr, device);
   RunConfig::Optimizer options;
   options.beta1 = 0.75, options.beta2 = 0.5;
   AdamW adamw(arena, store, units, options);
@@ -94,7 +94,7 @@ TEST(Optimizer, what_does_not_fit_is_refused) {
   Device device = Device::cpu();
   Arena arena(device, 1 << 20);
   auto units = two_units();
-  ParamStore store(arena, specs(units), DType::F32, device);
+  ParamStore store(arena, specs(units), DType::F32, MeshShape{}, nullptr, device);
   RunConfig::Optimizer options;
   options.name = "muon";
   EXPECT_EQ(error_of([&] { AdamW(arena, store, units, options); }),

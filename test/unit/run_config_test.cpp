@@ -375,10 +375,6 @@ TEST(RunConfig, contradictions_are_refused) {
   EXPECT_EQ(error_with({"--batch.micro_batch_size", "3"}),
             "batch.global_batch_size = 8 is not a multiple of batch.micro_batch_size = 3");
   EXPECT_NE(error_with({"--schedule.warmup_steps", "10"}).find("schedule.warmup_steps = 10"), std::string::npos);
-  EXPECT_EQ(error_with({"--parallel.sp_size", "2"}),
-            "parallel.sp_size = 2: this version runs on one rank, so that it can only be 1");
-  EXPECT_NE(error_with({"--parallel.cp_size", "2"}), "no error");
-  EXPECT_NE(error_with({"--parallel.dp_replicate_size", "2"}), "no error");
   EXPECT_EQ(error_of([] {
               parse_arguments({"--train.steps", "1"});
             }),

@@ -397,11 +397,12 @@ TEST(TokenFile, a_line_that_cannot_be_read_does_not_spoil_the_one_before) {
   f.write("a.jsonl", "{\"input_ids\":[1,2,3]}\n{\"input_ids\":[4,5,6]}\n");
   TokenFile file = f.open("a.jsonl");
   std::vector<int32_t> tokens(3), labels(3);
-  file.read(0, 0, 3, tokens.data(), labels.data());
+  TokenScratch scratch;
+  file.read(0, 0, 3, tokens.data(), labels.data(), scratch);
   f.write("a.jsonl", "{\"input_ids\":[1,2,3]}\n{\"input_ids\":[4,5,x]}\n");
-  expect_error([&] { file.read(1, 0, 3, tokens.data(), labels.data()); },
+  expect_error([&] { file.read(1, 0, 3, tokens.data(), labels.data(), scratch); },
                {"a.jsonl:2", "changed after it was indexed"});
-  file.read(0, 0, 3, tokens.data(), labels.data());
+  file.read(0, 0, 3, tokens.data(), labels.data(), scratch);
   EXPECT_EQ(tokens, (std::vector<int32_t>{1, 2, 3}));
 }
 
