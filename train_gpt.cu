@@ -251,6 +251,7 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   console.print(describe(run, console.width()));
 
   world.set_timeout(run.parallel.timeout_s);
+  if (run.debug.check_collectives) world.check_collectives();
   check_same(world, "run configuration", to_json(run).dump());
   const MeshShape shape = mesh_shape(run.world > 0 ? run.world : world.size(), run.parallel.dp_replicate_size,
                                      run.parallel.cp_size, run.parallel.sp_size);
@@ -286,6 +287,7 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   plan.host_bytes =
       static_cast<size_t>(read_process_memory().resident_bytes) + gemm_buffer_bytes(DType::F32) + batch_bytes(run);
   report_memory(console, plan, recompute_choices(run, model, shape), run);
+  report_traffic(console, plan_traffic(run, model, shape), shape);
   if (run.plan) return 0;
 
   Mesh mesh(world, shape);
@@ -333,6 +335,8 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
       dump.emplace(train_data.rows(trainer.next_sample, rows), model.vocab_size, run.debug.dump_logits);
     }
 
+    const Traffic sent_before = measured_traffic(state);
+    const double waited_before_s = world.waited_s();
     const StepResult result =
         train_step(run, data.micro_batches, step, lr, state, device, mesh, dump ? &*dump : nullptr);
     trainer.step = step, trainer.next_sample += rows, trainer.num_tokens += result.num_tokens;
@@ -348,6 +352,8 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
     metrics.step_ms = 1e3 * step_s;
     metrics.mem_mib = static_cast<double>(world.max(read_process_memory().peak_bytes)) / (1 << 20);
     metrics.imbalance = data.imbalance;
+    if (run.log.traffic) metrics.traffic = measured_traffic(state) - sent_before;
+    metrics.wait_ms = 1e3 * (world.waited_s() - waited_before_s);
     const bool is_last = step == total_steps;
     if (eval_data && (is_last || (run.train.eval_every > 0 && step % run.train.eval_every == 0))) {
       metrics.eval_loss = evaluate(*eval_data, run, state, mesh, stop, console);

@@ -4,8 +4,32 @@
 #include <algorithm>
 #include <cstring>
 
+std::unique_ptr<Communicator> Communicator::split(int color, const std::string& name) {
+  auto part = do_split(color, name);
+  part->is_checked_ = is_checked_;
+  return part;
+}
+
+// The call as a text of one length on every rank, gathered with the plain collective.
+void Communicator::check_call(const char* collective, const char* what, int64_t size_bytes) {
+  constexpr size_t kLength = 160;
+  num_calls_++;
+  if (!is_checked_) return;
+  std::string all(kLength * static_cast<size_t>(size()), '\0');
+  const std::string mine = fmt::format("call {}: {} of {}, {} bytes a part", num_calls_, collective, what, size_bytes);
+  mine.copy(&all[kLength * static_cast<size_t>(rank())], kLength - 1);
+  do_all_gather(all.data(), kLength, "the check of a collective")->wait();
+  std::string differing;
+  for (size_t r = 0; r < static_cast<size_t>(size()); r++) {
+    const std::string theirs = &all[kLength * r];
+    if (theirs != all.c_str()) differing += fmt::format("\n  rank {}: {}", r, theirs);
+  }
+  CHECK(differing.empty(), "ranks call different collectives:\n  rank 0: {}{}", all.c_str(), differing);
+}
+
 Communicator::Request Communicator::start_all_gather(Tensor all) {
   CHECK(all.numel() % size() == 0, "all_gather: '{}' {} is not {} equal parts", all.name, all.shape.str(), size());
+  check_call("all_gather", all.name, static_cast<int64_t>(all.size_bytes()) / size());
   return do_all_gather(all.data, static_cast<int64_t>(all.size_bytes()) / size(), all.name);
 }
 
@@ -13,6 +37,7 @@ Communicator::Request Communicator::start_all_to_all(Tensor received, ConstTenso
   CHECK(received.numel() == sent.numel() && received.dtype == sent.dtype && sent.numel() % size() == 0,
         "all_to_all: '{}' {} {} and '{}' {} {} are not {} equal parts", received.name, name_of(received.dtype),
         received.shape.str(), sent.name, name_of(sent.dtype), sent.shape.str(), size());
+  check_call("all_to_all", sent.name, static_cast<int64_t>(sent.size_bytes()) / size());
   return do_all_to_all(received.data, sent.data, static_cast<int64_t>(sent.size_bytes()) / size(), sent.name);
 }
 

@@ -24,7 +24,7 @@ class Communicator {
   virtual int size() const = 0;
   virtual std::string host() const = 0;
   /// A communicator of the ranks that give the same `color`, in the order of their ranks here. `name` is for messages.
-  virtual std::unique_ptr<Communicator> split(int color, const std::string& name) = 0;
+  std::unique_ptr<Communicator> split(int color, const std::string& name);
   /// The ranks of this host.
   virtual std::unique_ptr<Communicator> split_by_host() = 0;
 
@@ -32,6 +32,11 @@ class Communicator {
   /// it do not give up. They do after `timeout_s` in which no rank has moved.
   virtual void moved() {}
   virtual void set_timeout(double /*timeout_s*/) {}
+  /// Seconds that this rank has waited for collectives since the start.
+  virtual double waited_s() const { return 0; }
+  /// From now on, and in what is split off, every collective is compared between the ranks before it starts: one that
+  /// differs in kind, size or name is an Error on all ranks that says what each of them calls, and not a hang.
+  void check_collectives() { is_checked_ = true; }
 
   /// `all` is size() equal parts; part r of rank r reaches all others.
   Request start_all_gather(Tensor all);
@@ -56,8 +61,14 @@ class Communicator {
   virtual Request do_all_gather(void* all, int64_t size_bytes, const char* what) = 0;
   virtual Request do_all_to_all(void* received, const void* sent, int64_t size_bytes, const char* what) = 0;
 
+  virtual std::unique_ptr<Communicator> do_split(int color, const std::string& name) = 0;
+
   template <class T>
   std::vector<T> all_values(T value, DType dtype);
+  void check_call(const char* collective, const char* what, int64_t size_bytes);
+
+  bool is_checked_ = false;
+  int64_t num_calls_ = 0;
 };
 
 /// All ranks of this run: MPI_COMM_WORLD, or the one process when built with MPI=0. Call once; its end finalizes MPI.

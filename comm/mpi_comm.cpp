@@ -67,7 +67,7 @@ std::string MpiComm::host() const {
   return std::string(name, static_cast<size_t>(length));
 }
 
-std::unique_ptr<Communicator> MpiComm::split(int color, const std::string& name) {
+std::unique_ptr<Communicator> MpiComm::do_split(int color, const std::string& name) {
   MPI_Comm part = MPI_COMM_NULL;
   progress_->call("MPI_Comm_split", [&] { return MPI_Comm_split(comm_, color, rank_, &part); });
   return std::make_unique<MpiComm>(part, name, progress_);

@@ -12,12 +12,14 @@ class MpiComm : public Communicator {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   std::string host() const override;
-  std::unique_ptr<Communicator> split(int color, const std::string& name) override;
   std::unique_ptr<Communicator> split_by_host() override;
   void moved() override { progress_->moved(); }
   void set_timeout(double timeout_s) override { progress_->set_timeout(timeout_s); }
 
+  double waited_s() const override { return progress_->waited_s(); }
+
  private:
+  std::unique_ptr<Communicator> do_split(int color, const std::string& name) override;
   Request do_all_gather(void* all, int64_t size_bytes, const char* what) override;
   Request do_all_to_all(void* received, const void* sent, int64_t size_bytes, const char* what) override;
   Request start(const char* collective, const char* what, const std::function<int(MPI_Request*)>& call);

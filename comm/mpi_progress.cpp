@@ -101,6 +101,7 @@ void MpiProgress::poll() {
 
 void MpiProgress::wait(Operation& operation) {
   if (!operation.is_done) {
+    const auto start = Clock::now();
     somebody_waits_ = true;
     set_where("waits for " + operation.what);
     while (!operation.is_done) {
@@ -114,6 +115,7 @@ void MpiProgress::wait(Operation& operation) {
     }
     set_where("works, after " + operation.what);
     somebody_waits_ = false;
+    waited_s_ += seconds(Clock::now() - start);
   }
   num_moves_++;
   CHECK(operation.error.empty(), "{}: {}", operation.what, operation.error);

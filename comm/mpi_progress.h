@@ -38,6 +38,7 @@ class MpiProgress {
   void set_timeout(double timeout_s);
   /// This rank is alive and at work: called from whatever takes long between collectives.
   void moved() { num_moves_++; }
+  double waited_s() const { return waited_s_; }
 
   /// `call` starts a non-blocking collective.
   std::shared_ptr<Operation> start(std::string what, const std::function<int(MPI_Request*)>& call);
@@ -88,6 +89,7 @@ class MpiProgress {
   MPI_Request receive_ = MPI_REQUEST_NULL;
   double timeout_s_ = 600;
   Clock::time_point last_beat_;
+  double waited_s_ = 0;  // of the one thread that waits
 
   std::thread thread_;
 };

@@ -50,7 +50,8 @@ ParamStore::ParamStore(Arena& arena, std::vector<UnitSpec> units, DType dtype, c
   const int64_t R = shape.dp_replicate;
   if (R > 1) {
     int64_t largest = 0;
-    for (const Unit& unit : units_) largest = std::max(largest, replica_part(unit.layout.shard_numel()) * R);
+    for (const Unit& unit : units_)
+      largest = std::max(largest, replica_part(unit.layout.shard_numel(), shape.dp_replicate) * R);
     arena.begin_section("sums over the replicas");
     replica_scratch_ = arena.place(dtype, {2 * largest}, "gradients");
   }
@@ -103,8 +104,7 @@ void ParamStore::gather(size_t u) {
   slot.unit = u;
   slot.gathering = mesh_->shard().start_all_gather(full);
   slot.param_views = views_of(full, unit.spec, unit.layout);
-  traffic_.num_gathers++;
-  traffic_.gather_bytes += (shape_.shards() - 1) * bytes_of(unit.param_shard);
+  traffic_.gathers.add((shape_.shards() - 1) * bytes_of(unit.param_shard));
 }
 
 const std::vector<Tensor>& ParamStore::use(size_t u) {
@@ -147,8 +147,7 @@ void ParamStore::reduce(size_t u) {
   Tensor full = slot.grads.rows(0, unit.layout.numel());
   full.name = unit.spec.name.c_str();
   reducing_ = {u, mesh_->shard().start_all_to_all(received_.rows(0, full.numel()), full)};
-  traffic_.num_reduces++;
-  traffic_.reduce_bytes += (shape_.shards() - 1) * bytes_of(unit.grad_shard);
+  traffic_.reduces.add((shape_.shards() - 1) * bytes_of(unit.grad_shard));
 }
 
 void ParamStore::finish_reduce() {
@@ -170,8 +169,8 @@ void ParamStore::finish_grads() {
 }
 
 // What each replica sums of n elements.
-int64_t ParamStore::replica_part(int64_t n) const {
-  const int64_t multiple = FlatLayout::kAlignment * shape_.dp_replicate;
+int64_t ParamStore::replica_part(int64_t n, int replicas) {
+  const int64_t multiple = FlatLayout::kAlignment * replicas;
   return (n + multiple - 1) / multiple * FlatLayout::kAlignment;
 }
 
@@ -179,7 +178,7 @@ int64_t ParamStore::replica_part(int64_t n) const {
 void ParamStore::sum_replicas(Tensor grads) {
   Communicator& replicas = mesh_->replicate();
   const int64_t R = replicas.size(), n = grads.numel();
-  const int64_t part = replica_part(n);
+  const int64_t part = replica_part(n, replicas.size());
   Tensor all = replica_scratch_.rows(0, part * R), received = replica_scratch_.rows(part * R, part * R);
   all.name = received.name = grads.name;
   std::memcpy(all.data, grads.data, grads.size_bytes());
@@ -190,8 +189,7 @@ void ParamStore::sum_replicas(Tensor grads) {
   add_parts(device_, mine, received, static_cast<int>(R));
   replicas.all_gather(all);
   std::memcpy(grads.data, all.data, grads.size_bytes());
-  traffic_.num_replica_sums++;
-  traffic_.replica_bytes += 2 * (R - 1) * bytes_of(mine);
+  traffic_.replica_sums.add(2 * (R - 1) * bytes_of(mine));
 }
 
 void ParamStore::weights_changed() {

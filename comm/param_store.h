@@ -22,6 +22,7 @@
 
 #include "comm/flat_layout.h"
 #include "comm/mesh.h"
+#include "comm/traffic.h"
 #include "layers/core/arena.h"
 
 struct UnitSpec {
@@ -61,13 +62,10 @@ class ParamStore {
   /// L2 norm of all gradients, over all ranks; in fp64. After finish_grads().
   double grad_norm();
 
-  /// What was communicated since the start: bytes that left this rank.
-  struct Traffic {
-    int64_t num_gathers = 0, gather_bytes = 0;
-    int64_t num_reduces = 0, reduce_bytes = 0;
-    int64_t num_replica_sums = 0, replica_bytes = 0;
-  };
+  /// Since the start; without exchanges.
   const Traffic& traffic() const { return traffic_; }
+  /// Elements of a shard of n that each of so many replicas sums.
+  static int64_t replica_part(int64_t n, int replicas);
 
  private:
   struct Unit {
@@ -90,7 +88,6 @@ class ParamStore {
   bool is_sharded() const { return shape_.shards() > 1; }
   Slot& slot_of(size_t u) { return slots_.at(units_.at(u).slot); }
   void finish_reduce();
-  int64_t replica_part(int64_t n) const;
   void sum_replicas(Tensor grads);
 
   DType dtype_;

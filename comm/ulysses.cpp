@@ -12,8 +12,7 @@ Tensor Ulysses::parts_of(int64_t Ts, int64_t heads) {
 
 void Ulysses::exchange(Tensor received, ConstTensor sent) {
   sp_->all_to_all(received.reshaped({received.numel()}), sent.reshaped({sent.numel()}));
-  num_exchanges_++;
-  sent_bytes_ += static_cast<int64_t>(sent.size_bytes()) / shape_.parts * (shape_.parts - 1);
+  traffic_.add(static_cast<int64_t>(sent.size_bytes()) / shape_.parts * (shape_.parts - 1));
 }
 
 void Ulysses::scatter_heads(Device& device, Tensor all, ConstTensor mine) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "comm/communicator.h"
+#include "comm/traffic.h"
 #include "layers/core/arena.h"
 #include "layers/ulysses.h"
 
@@ -22,9 +23,7 @@ class Ulysses {
   /// The gradient of scatter_heads.
   void scatter_heads_backward(Device& device, Tensor d_mine, ConstTensor d_all);
 
-  /// Bytes that left this rank.
-  int64_t num_exchanges() const { return num_exchanges_; }
-  int64_t sent_bytes() const { return sent_bytes_; }
+  const Traffic::Kind& traffic() const { return traffic_; }
 
  private:
   void exchange(Tensor received, ConstTensor sent);
@@ -33,5 +32,5 @@ class Ulysses {
   UlyssesShape shape_;
   Communicator* sp_;
   Tensor staging_;
-  int64_t num_exchanges_ = 0, sent_bytes_ = 0;
+  Traffic::Kind traffic_;
 };

@@ -26,6 +26,14 @@ std::string to_json_line(const StepMetrics& m) {
                                  {"step_ms", m.step_ms},
                                  {"mem_mib", m.mem_mib},
                                  {"imbalance", m.imbalance}};
+  if (m.traffic) {
+    const auto add = [&](const char* what, const Traffic::Kind& kind) {
+      line[what] = {{"calls", kind.calls}, {"bytes", kind.bytes}};
+    };
+    add("gathers", m.traffic->gathers), add("reduces", m.traffic->reduces);
+    add("replica_sums", m.traffic->replica_sums), add("exchanges", m.traffic->exchanges);
+    line["wait_ms"] = m.wait_ms;
+  }
   if (m.eval_loss) {
     line["eval_loss"] = *m.eval_loss;
     line["eval_ppl"] = std::exp(*m.eval_loss);

@@ -58,6 +58,42 @@ MemoryPlan plan_memory(const RunConfig& run, const ModelConfig& model, const Mes
   return plan;
 }
 
+Traffic plan_traffic(const RunConfig& run, const ModelConfig& model, const MeshShape& shape) {
+  Traffic traffic;
+  const auto add = [](Traffic::Kind& kind, int64_t calls, int64_t bytes) {
+    kind.calls += calls, kind.bytes += calls * bytes;
+  };
+  const ModelOptions options = model_options(run, model, shape);
+  const int64_t size = static_cast<int64_t>(size_of(options.dtype)), L = model.num_layers;
+  const int64_t M = run.batch.global_batch_size / (run.batch.micro_batch_size * shape.data_parallel());
+  const auto units = unit_specs(param_units(model));
+  for (int64_t u = 0; u < static_cast<int64_t>(units.size()); u++) {
+    const int64_t shard = FlatLayout(units[static_cast<size_t>(u)].tensors, shape.shards()).shard_numel();
+    if (shape.shards() > 1) {
+      const bool is_block = u >= 1 && u <= L;
+      const int64_t forward = is_block && u > 2 ? M - 1 : 0, backward = is_block && u < L - 1 ? M : 0;
+      add(traffic.gathers, 1 + forward + backward, (shape.shards() - 1) * shard * size);
+      add(traffic.reduces, M, (shape.shards() - 1) * shard * size);
+    }
+    const int64_t R = shape.dp_replicate, part = ParamStore::replica_part(shard, shape.dp_replicate);
+    if (R > 1) add(traffic.replica_sums, 1, 2 * (R - 1) * part * size);
+  }
+  if (shape.sp > 1) {
+    const UlyssesShape heads = ulysses_shape(model, shape.sp);
+    const int64_t token = model.head_dim * size * (shape.sp - 1) * options.max_tokens;
+    const int64_t passes = (options.recompute_blocks ? 3 : 2) * L * M;
+    add(traffic.exchanges, passes, heads.part_qkv_heads() * token);
+    add(traffic.exchanges, passes, heads.part_heads() * token);
+  }
+  return traffic;
+}
+
+Traffic measured_traffic(const TrainState& state) {
+  Traffic traffic = state.params.traffic();
+  if (const Ulysses* ulysses = state.llama.ulysses()) traffic.exchanges = ulysses->traffic();
+  return traffic;
+}
+
 std::vector<RecomputeChoice> recompute_choices(const RunConfig& run, const ModelConfig& model, const MeshShape& shape) {
   std::vector<RecomputeChoice> choices;
   for (const char* recompute : {"none", "block"}) {

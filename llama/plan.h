@@ -43,6 +43,16 @@ size_t batch_bytes(const RunConfig& run);
 /// Of one rank.
 MemoryPlan plan_memory(const RunConfig& run, const ModelConfig& model, const MeshShape& shape);
 
+/// What this rank sends in an optimizer step of full micro-batches, by formula. (P - 1) / P of ...
+///   gathers    each unit once, and each block again whenever another one has taken its buffer: in every pass but the
+///              first all blocks but two
+///   reduces    each unit's gradients, every micro-step
+///   exchanges  q, k, v and the attention's output of my tokens, forward and backward (and in the recomputed forward)
+/// and 2 (R - 1) / R of each shard's gradients over R replicas.
+Traffic plan_traffic(const RunConfig& run, const ModelConfig& model, const MeshShape& shape);
+/// What was sent since the start.
+Traffic measured_traffic(const TrainState& state);
+
 /// The arena with memory.recompute none and block: what the choice costs.
 struct RecomputeChoice {
   std::string recompute;

@@ -129,6 +129,20 @@ void report_steps(Console& console, const RunConfig& run, const MeshShape& mesh,
   }
 }
 
+void report_traffic(Console& console, const Traffic& traffic, const MeshShape& mesh) {
+  if (mesh.world == 1) return;
+  console.heading("Sent by a rank in a step");
+  Table table({{"what"}, {"calls", Table::Align::Right}, {"bytes", Table::Align::Right}});
+  const auto row = [&](const char* what, const Traffic::Kind& kind) {
+    if (kind.calls > 0) table.row({what, std::to_string(kind.calls), format_bytes(static_cast<double>(kind.bytes))});
+  };
+  row("weights (all-gather)", traffic.gathers);
+  row("gradients (reduce-scatter)", traffic.reduces);
+  row("gradients over the replicas (all-reduce)", traffic.replica_sums);
+  row("attention (all-to-all), full micro-batches", traffic.exchanges);
+  console.table(table);
+}
+
 void report_memory(Console& console, const MemoryPlan& plan, const std::vector<RecomputeChoice>& choices,
                    const RunConfig& run) {
   console.heading("Memory plan (MiB)");

@@ -17,5 +17,8 @@ void report_changes(Console& console, const nlohmann::json& saved, const nlohman
 void report_steps(Console& console, const RunConfig& run, const MeshShape& mesh, Loader& train, int64_t total_steps,
                   int64_t total_rows);
 
+/// Nothing on one rank.
+void report_traffic(Console& console, const Traffic& traffic, const MeshShape& mesh);
+
 void report_memory(Console& console, const MemoryPlan& plan, const std::vector<RecomputeChoice>& choices,
                    const RunConfig& run);

@@ -71,8 +71,10 @@ struct RunConfig {
   struct Log {
     std::string file;  ///< empty = <checkpoint.dir>/log.jsonl
     int64_t every = 1;
+    bool traffic = false;
   } log;
   struct Debug {
+    bool check_collectives = false;
     std::string dump_dir;  ///< empty = none
     int64_t dump_steps = 1;
     bool dump_logits = false;

@@ -217,8 +217,14 @@ std::vector<Option> options_of(RunConfig& r) {
        .value = &r.log.every,
        .help = "log every N steps, and the first, the last and every evaluated one.",
        .range = at_least(1)},
+      {.key = "log.traffic",
+       .value = &r.log.traffic,
+       .help = "log what rank 0 sends in a step, by kind, and how long it waits for collectives."},
 
       // debug
+      {.key = "debug.check_collectives",
+       .value = &r.debug.check_collectives,
+       .help = "compare every collective of every rank before it starts: ranks that differ are an error, not a hang."},
       {.key = "debug.dump_dir",
        .value = NullableText{&r.debug.dump_dir},
        .help = "directory for step_000001.safetensors: loss, gradients, parameters and batch of a step; null = none."},

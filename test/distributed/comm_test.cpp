@@ -54,6 +54,31 @@ TEST(Communicator, parts_that_are_not_equal_are_refused) {
   EXPECT_THROW(world.start_all_to_all(even, odd), Error);
 }
 
+TEST(Communicator, ranks_that_call_different_collectives_are_told_when_they_are_checked) {
+  const auto ranks = test_world().split(0, "checked ranks");
+  ranks->check_collectives();
+  const auto inner = ranks->split(0, "inner ranks");  // which are checked, too
+  HostTensor a(DType::F32, {16}, "a"), b(DType::F32, {16}, "b"), longer(DType::F32, {32}, "a");
+  EXPECT_NO_THROW(inner->all_gather(a));
+  const bool is_odd_one = inner->rank() == 3;
+  const auto error = [&](const std::function<void()>& call) {
+    try {
+      call();
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  const std::string kind = error([&] { is_odd_one ? inner->all_to_all(b, a) : inner->all_gather(a); });
+  EXPECT_NE(kind.find("rank 3: call 2: all_to_all of a"), std::string::npos) << kind;
+  EXPECT_EQ(kind.find("rank 4"), std::string::npos) << kind;
+  const std::string name = error([&] { inner->all_gather(is_odd_one ? b : a); });
+  EXPECT_NE(name.find("rank 3: call 3: all_gather of b"), std::string::npos) << name;
+  const std::string size = error([&] { inner->all_gather(is_odd_one ? longer : a); });
+  EXPECT_NE(size.find("16 bytes a part"), std::string::npos) << size;
+  EXPECT_NO_THROW(inner->all_gather(a));  // and they can go on
+}
+
 TEST(Mesh, groups_are_neighbours_and_dp_shard_follows) {
   Communicator& world = test_world();
   Mesh mesh(world, mesh_shape(8, 2, 1, 2));
@@ -250,8 +275,7 @@ TEST(Ulysses, attention_is_bit_equal_to_that_of_one_rank_and_its_gradient_is_the
     }
     EXPECT_LE(std::sqrt(error / norm), h.kv % h.parts == 0 ? 0 : 1e-6) << h.q << " " << h.kv << " " << h.parts;
     const int64_t bytes = (2 * shape.part_qkv_heads() + 2 * shape.part_heads()) * D * 4 * kTokens * (h.parts - 1);
-    EXPECT_EQ(ulysses.sent_bytes(), bytes);
-    EXPECT_EQ(ulysses.num_exchanges(), 4);
+    EXPECT_EQ(ulysses.traffic(), (Traffic::Kind{4, bytes}));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "data/safetensors.h"
+#include "layers/core/log.h"
 #include "test/system/program.h"
 
 namespace {
@@ -220,6 +221,51 @@ TEST_F(Distributed, a_run_goes_on_with_any_number_of_ranks) {
   const auto parts = losses();
   ASSERT_EQ(parts.size(), whole.size());
   for (size_t i = 0; i < whole.size(); i++) EXPECT_NEAR(parts[i], whole[i], 2e-5 * whole[i]) << i;
+}
+
+TEST_F(Distributed, what_is_sent_is_what_the_formulas_say) {
+  struct Sent {
+    int ranks;
+    std::vector<std::string> options;
+  };
+  // Rows of exactly 64 tokens, so that a rank's tokens are those of the plan.
+  for (const Sent& c : {Sent{3, {"--batch.global_batch_size", "9"}}, Sent{4, {kSp, "2", kMicro, "2"}},
+                        Sent{8, {kSp, "8", "--memory.recompute", "block"}}, Sent{8, {kSp, "2", kReplicas, "2"}},
+                        Sent{4, {kReplicas, "4"}}}) {
+    fs::remove_all(dir_ / "run");
+    std::vector<std::string> options = {"--data.packing",
+                                        "concat",
+                                        "--data.shuffle",
+                                        "false",
+                                        "--log.traffic",
+                                        "true",
+                                        "--debug.check_collectives",
+                                        "true"};
+    options.insert(options.end(), c.options.begin(), c.options.end());
+    const ProgramResult result = run_program(arguments("stories260k", options), mpirun(c.ranks));
+    ASSERT_EQ(result.exit_code, 0) << result.output;
+    // The plan prints what a step sends; the log counts it.
+    const char* const kWhat[] = {"weights", "gradients (", "gradients over", "attention"};
+    const char* const kKeys[] = {"gathers", "reduces", "replica_sums", "exchanges"};
+    std::map<std::string, std::string> planned;
+    std::istringstream lines(result.output.substr(result.output.find("Sent by a rank in a step")));
+    for (std::string line; std::getline(lines, line) && line.find("Training") == std::string::npos;) {
+      const auto two_blanks = [](char a, char b) { return a == ' ' && b == ' '; };
+      line.erase(std::unique(line.begin(), line.end(), two_blanks), line.end());
+      for (const char* what : kWhat) {
+        if (line.starts_with(what)) planned[what] = line;
+      }
+    }
+    const auto step = read_log(dir_ / "run/log.jsonl").front();
+    for (int i = 0; i < 4; i++) {
+      const int64_t calls = step.at(kKeys[i]).at("calls"), bytes = step.at(kKeys[i]).at("bytes");
+      EXPECT_EQ(planned.contains(kWhat[i]), calls > 0) << kKeys[i] << "\n" << result.output;
+      const std::string wanted = " " + std::to_string(calls) + " " + format_bytes(static_cast<double>(bytes));
+      if (calls == 0) continue;
+      EXPECT_NE(planned[kWhat[i]].find(wanted), std::string::npos) << planned[kWhat[i]] << "," << wanted;
+    }
+    EXPECT_TRUE(step.contains("wait_ms"));
+  }
 }
 
 TEST_F(Distributed, impossible_meshes_are_refused_with_the_legal_ones) {
