@@ -149,11 +149,15 @@ simt-mutate:                            # by hand: breaks the kernels one line a
 
 # ---- tests: one program per file
 TESTS := $(patsubst %.cpp,$(B)/%,$(sort $(wildcard test/unit/*_test.cpp test/numerics/*_test.cpp)))
+DISTRIBUTED_TESTS := $(if $(filter 1,$(MPI)),$(patsubst %.cpp,$(B)/%,$(sort $(wildcard test/distributed/*_test.cpp))))
 UNIT_TESTS := $(filter $(B)/test/unit/%,$(TESTS))
 SYSTEM_TESTS := $(patsubst %.cpp,$(B)/%,$(sort $(wildcard test/system/*_test.cpp)))
 
 $(B)/test/%_test: $(B)/test/%_test.o $(LIB)
 	$(CXX) $(LDFLAGS) -o $@ $^ -lgtest -lgtest_main $(LDLIBS)
+
+$(B)/test/distributed/%_test: $(B)/test/distributed/%_test.o $(B)/test/distributed/main.o $(LIB)
+	$(CXX) $(LDFLAGS) -o $@ $^ -lgtest $(LDLIBS)
 
 .PHONY: test tests run-tests run-simt-tests
 test:
@@ -165,10 +169,10 @@ test:
 	    tee build/test.log || status=1; \
 	  read -r passed failed skipped <build/test.tally; echo "$$passed passed, $$failed failed, $$skipped skipped"; exit $$status
 
-tests: $(TESTS) $(SYSTEM_TESTS)
+tests: $(TESTS) $(DISTRIBUTED_TESTS) $(SYSTEM_TESTS)
 
 run-tests:
-	@scripts/run_tests.sh $(TESTS) $(SYSTEM_TESTS)
+	@scripts/run_tests.sh $(TESTS) $(DISTRIBUTED_TESTS) $(SYSTEM_TESTS)
 run-simt-tests:
 	@scripts/run_tests.sh $(SIMT_TESTS)
 

@@ -5,7 +5,9 @@
 
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -49,11 +51,17 @@ DataOptions data_options(const RunConfig& run, const ModelConfig& model, const M
 }
 
 /// A loader on every rank. The first of each host goes ahead: the others find its indexes.
-Loader make_loader(const DataOptions& options, HostRanks& host, Console& console) {
+Loader make_loader(const DataOptions& options, Communicator& world, HostRanks& host, Console& console) {
+  const DataProgress report = report_data_progress(console);
+  const DataProgress progress = [&world, report](int64_t done, int64_t total, Progress::Unit unit,
+                                                 const std::string& label) {
+    world.moved();
+    report(done, total, unit, label);
+  };
   std::optional<Loader> loader;
-  if (host.rank() == 0) loader.emplace(options, report_data_progress(console));
+  if (host.rank() == 0) loader.emplace(options, progress);
   host.barrier();
-  if (host.rank() > 0) loader.emplace(options);
+  if (host.rank() > 0) loader.emplace(options, progress);
   return std::move(*loader);
 }
 
@@ -146,9 +154,10 @@ std::optional<Checkpoint> agree_on_checkpoint(const RunConfig& run, Communicator
 
 /// Weights from a checkpoint of this run, from a pretrained model, or from the generator.
 TrainerState resume_or_init(const RunConfig& run, const ModelConfig& model, const std::optional<Checkpoint>& resumed,
-                            TrainState& state, Console& console) {
+                            TrainState& state, Communicator& world, Console& console) {
   std::optional<Progress> progress;
   const LoadProgress report = [&](int64_t done, int64_t total) {
+    world.moved();
     if (!progress) progress.emplace(console, "loading", total, Progress::Unit::Bytes);
     done < total ? progress->update(done) : progress->finish(done);
   };
@@ -241,6 +250,7 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   console.heading("Run");
   console.print(describe(run, console.width()));
 
+  world.set_timeout(run.parallel.timeout_s);
   check_same(world, "run configuration", to_json(run).dump());
   const MeshShape shape = mesh_shape(run.world > 0 ? run.world : world.size(), run.parallel.dp_replicate_size,
                                      run.parallel.cp_size, run.parallel.sp_size);
@@ -258,11 +268,11 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   Device device = open_device(run, console);
   report_model(console, model, param_units(model));
 
-  Loader train_data = make_loader(data_options(run, model, shape, false), host, console);
+  Loader train_data = make_loader(data_options(run, model, shape, false), world, host, console);
   report_data(console, "Training data", train_data.summary());
   std::optional<Loader> eval_data;
   if (!run.data.eval.empty()) {
-    eval_data.emplace(make_loader(data_options(run, model, shape, true), host, console));
+    eval_data.emplace(make_loader(data_options(run, model, shape, true), world, host, console));
     report_data(console, "Evaluation data", eval_data->summary());
   }
   const int64_t global = run.batch.global_batch_size;
@@ -290,7 +300,7 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   TrainState state(arena, run, model, model_options(run, model, shape), shape, &mesh, device);
 
   console.heading("Training");
-  TrainerState trainer = resume_or_init(run, model, resumed, state, console);
+  TrainerState trainer = resume_or_init(run, model, resumed, state, world, console);
   if (resumed) report_changes(console, trainer.run, to_json(run));
   console.info("weight decay on {} parameters, none on {} (optimizer.no_decay)", state.adamw.num_decayed(),
                state.adamw.num_not_decayed());
@@ -370,8 +380,12 @@ int main(int argc, char** argv) {
     who = fmt::format("rank {}/{} {}", world->rank(), world->size(), world->host());
     return train(*world, stop, argc, argv);
   } catch (const std::exception& e) {
-    // What fails on every rank is said once, by rank 0, whose abort ends the others while they wait.
-    if (world && world->rank() > 0) std::this_thread::sleep_for(std::chrono::seconds(1));
+    // What fails on several ranks is said once, by the first, whose abort ends the others (SIGTERM) while they wait.
+    const auto patience = std::chrono::milliseconds(world && world->rank() > 0 ? 1000 + 100 * world->rank() : 0);
+    for (const auto start = Clock::now(); Clock::now() - start < patience;) {
+      if (stop.received() == SIGTERM) std::_Exit(1);
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
     std::fflush(stdout);
     std::fprintf(stderr, "[%s] error: %s\n", who.c_str(), e.what());
     abort_world(1);

@@ -28,6 +28,11 @@ class Communicator {
   /// The ranks of this host.
   virtual std::unique_ptr<Communicator> split_by_host() = 0;
 
+  /// This rank is alive and at work: called from whatever takes long between collectives, so that those who wait for
+  /// it do not give up. They do after `timeout_s` in which no rank has moved.
+  virtual void moved() {}
+  virtual void set_timeout(double /*timeout_s*/) {}
+
   /// `all` is size() equal parts; part r of rank r reaches all others.
   Request start_all_gather(Tensor all);
   /// Both are size() equal parts, and do not overlap; part s of rank r becomes part r of rank s.

@@ -14,6 +14,8 @@ class MpiComm : public Communicator {
   std::string host() const override;
   std::unique_ptr<Communicator> split(int color, const std::string& name) override;
   std::unique_ptr<Communicator> split_by_host() override;
+  void moved() override { progress_->moved(); }
+  void set_timeout(double timeout_s) override { progress_->set_timeout(timeout_s); }
 
  private:
   Request do_all_gather(void* all, int64_t size_bytes, const char* what) override;

@@ -2,14 +2,17 @@
 #include "comm/mpi_progress.h"
 
 #include <sched.h>
+#include <unistd.h>
 
-#include <chrono>
+#include <algorithm>
+#include <cstring>
 
 #include "layers/core/check.h"
 
 namespace {
 
 constexpr auto kPollPeriod = std::chrono::microseconds(200);
+constexpr double kBeatsATimeout = 8;
 
 std::string mpi_error_text(int code) {
   char text[MPI_MAX_ERROR_STRING];
@@ -18,13 +21,31 @@ std::string mpi_error_text(int code) {
   return std::string(text, static_cast<size_t>(length));
 }
 
+template <class Duration>
+double seconds(Duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
 }  // namespace
 
 void check_mpi(int code, const std::string& what) {
   CHECK(code == MPI_SUCCESS, "{}: {}", what, mpi_error_text(code));
 }
 
-MpiProgress::MpiProgress() : thread_([this] { run(); }) {}
+MpiProgress::MpiProgress() : last_beat_(Clock::now()) {
+  int size = 1;
+  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &beats_), "MPI_Comm_dup");
+  check_mpi(MPI_Comm_set_errhandler(beats_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  MPI_Comm_rank(beats_, &rank_);
+  MPI_Comm_size(beats_, &size);
+  peers_.resize(static_cast<size_t>(size));
+  for (Peer& peer : peers_) peer.moved = peer.heard = last_beat_;
+  std::vector<char> hosts(static_cast<size_t>(size) * 64);
+  gethostname(&hosts[static_cast<size_t>(rank_) * 64], 63);
+  check_mpi(MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, hosts.data(), 64, MPI_BYTE, beats_), "MPI_Allgather");
+  for (size_t r = 0; r < peers_.size(); r++) peers_[r].host = &hosts[r * 64];
+  thread_ = std::thread([this] { run(); });
+}
 
 MpiProgress::~MpiProgress() {
   stop();
@@ -38,6 +59,14 @@ void MpiProgress::stop() {
   }
   wake_.notify_one();
   thread_.join();
+  if (receive_ == MPI_REQUEST_NULL) return;
+  MPI_Cancel(&receive_);
+  MPI_Wait(&receive_, MPI_STATUS_IGNORE);
+}
+
+void MpiProgress::set_timeout(double timeout_s) {
+  const std::lock_guard lock(mutex_);
+  timeout_s_ = timeout_s;
 }
 
 std::shared_ptr<MpiProgress::Operation> MpiProgress::start(std::string what,
@@ -71,15 +100,22 @@ void MpiProgress::poll() {
 }
 
 void MpiProgress::wait(Operation& operation) {
-  somebody_waits_ = true;
-  while (!operation.is_done) {
-    {
-      const std::lock_guard lock(mutex_);
-      poll();
+  if (!operation.is_done) {
+    somebody_waits_ = true;
+    set_where("waits for " + operation.what);
+    while (!operation.is_done) {
+      {
+        const std::lock_guard lock(mutex_);
+        poll();
+        beat();
+        if (!operation.is_done) check_timeout(operation);
+      }
+      if (!operation.is_done) sched_yield();
     }
-    if (!operation.is_done) sched_yield();
+    set_where("works, after " + operation.what);
+    somebody_waits_ = false;
   }
-  somebody_waits_ = false;
+  num_moves_++;
   CHECK(operation.error.empty(), "{}: {}", operation.what, operation.error);
 }
 
@@ -91,11 +127,83 @@ void MpiProgress::abandon(const std::shared_ptr<Operation>& operation) {
 void MpiProgress::run() {
   std::unique_lock lock(mutex_);
   while (!is_ending_) {
+    if (!somebody_waits_) {
+      poll();
+      beat();
+    }
     if (pending_.empty()) {
-      wake_.wait(lock);
+      wake_.wait_for(lock, std::chrono::milliseconds(50));
     } else {
-      if (!somebody_waits_) poll();
       wake_.wait_for(lock, kPollPeriod);
     }
   }
+}
+
+// ---- Beats
+
+void MpiProgress::set_where(std::string where) {
+  const std::lock_guard lock(mutex_);
+  where_ = std::move(where);
+}
+
+void MpiProgress::beat() {
+  if (peers_.size() == 1) return;
+  receive_beats();
+  const auto now = Clock::now();
+  if (seconds(now - last_beat_) < timeout_s_ / kBeatsATimeout) return;
+  last_beat_ = now;
+  Beat mine;
+  mine.num_moves = num_moves_;
+  std::strncpy(mine.where, where_.c_str(), sizeof(mine.where) - 1);
+  for (size_t r = 0; r < peers_.size(); r++) {
+    Peer& peer = peers_[r];
+    if (static_cast<int>(r) == rank_) {
+      if (mine.num_moves != peer.beat.num_moves) peer.moved = now;
+      peer.beat = mine, peer.heard = now;
+      continue;
+    }
+    int is_sent = 1;  // a beat that has not even left is not followed by another
+    if (peer.send != MPI_REQUEST_NULL) MPI_Test(&peer.send, &is_sent, MPI_STATUS_IGNORE);
+    if (!is_sent) continue;
+    peer.sending = mine;
+    MPI_Isend(&peer.sending, sizeof(Beat), MPI_BYTE, static_cast<int>(r), 0, beats_, &peer.send);
+  }
+}
+
+void MpiProgress::receive_beats() {
+  while (true) {
+    if (receive_ == MPI_REQUEST_NULL) {
+      if (MPI_Irecv(&receiving_, sizeof(Beat), MPI_BYTE, MPI_ANY_SOURCE, 0, beats_, &receive_) != MPI_SUCCESS) return;
+    }
+    int is_here = 0;
+    MPI_Status status;
+    if (MPI_Test(&receive_, &is_here, &status) != MPI_SUCCESS || !is_here) return;
+    Peer& peer = peers_[static_cast<size_t>(status.MPI_SOURCE)];
+    peer.heard = Clock::now();
+    if (receiving_.num_moves != peer.beat.num_moves) peer.moved = peer.heard;
+    peer.beat = receiving_;
+  }
+}
+
+void MpiProgress::check_timeout(const Operation& operation) {
+  const auto now = Clock::now();
+  auto last = peers_.front().moved;
+  for (const Peer& peer : peers_) last = std::max(last, peer.moved);
+  if (seconds(now - last) < timeout_s_) return;
+  fail("nothing has moved for {:.0f} s (parallel.timeout_s) while this rank waits for {}. {}", seconds(now - last),
+       operation.what, who_is_where());
+}
+
+std::string MpiProgress::who_is_where() const {
+  const auto now = Clock::now();
+  std::string text;
+  for (size_t r = 0; r < peers_.size(); r++) {
+    const Peer& peer = peers_[r];
+    const double silent_s = seconds(now - peer.heard);
+    const bool is_silent = silent_s > 3 * timeout_s_ / kBeatsATimeout;
+    const std::string where = is_silent ? fmt::format("silent for {:.0f} s: stopped, dead or cut off", silent_s)
+                                        : std::string(peer.beat.where);
+    text += fmt::format("\n  rank {} ({}): {}", r, peer.host, where);
+  }
+  return "Where the ranks are:" + text;
 }

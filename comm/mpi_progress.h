@@ -1,12 +1,17 @@
 // Collectives that are under way, and who moves them. Open MPI moves a non-blocking collective only inside calls to
 // MPI: here a thread makes such calls every fifth of a millisecond while the others compute, so that gathers and
 // reductions really overlap with computing. Every wait is a loop around MPI_Test, never a blocking call: it yields the
-// core when ranks outnumber cores, and it ends with an Error that names the collective when nothing moves for too long.
+// core when ranks outnumber cores, and it ends with an Error when nothing moves any more.
+//
+// Whether anything moves is known from beats: a few times per timeout each rank tells all others how often it has moved
+// (a collective that ended, a call of moved()) and where it is. When no rank has moved for `timeout_s`, those that wait
+// end with an Error that says where every rank is and which ones are silent.
 #pragma once
 
 #include <mpi.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <list>
@@ -14,6 +19,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 class MpiProgress {
  public:
@@ -24,9 +30,14 @@ class MpiProgress {
     std::atomic<bool> is_done = false;
   };
 
+  /// Between MPI_Init_thread and MPI_Finalize; all ranks.
   MpiProgress();
   ~MpiProgress();
   MpiProgress(const MpiProgress&) = delete;
+
+  void set_timeout(double timeout_s);
+  /// This rank is alive and at work: called from whatever takes long between collectives.
+  void moved() { num_moves_++; }
 
   /// `call` starts a non-blocking collective.
   std::shared_ptr<Operation> start(std::string what, const std::function<int(MPI_Request*)>& call);
@@ -39,14 +50,45 @@ class MpiProgress {
   void stop();
 
  private:
+  using Clock = std::chrono::steady_clock;
+  struct Beat {
+    int64_t num_moves = 0;
+    char where[160] = "";
+  };
+  /// What is known of a rank.
+  struct Peer {
+    Beat beat;
+    std::string host;
+    Clock::time_point moved, heard;
+    Beat sending;
+    MPI_Request send = MPI_REQUEST_NULL;
+  };
+
   void run();
-  void poll();  ///< with the lock
+  void set_where(std::string where);
+  // With the lock:
+  void poll();
+  void beat();
+  void receive_beats();
+  void check_timeout(const Operation& operation);
+  std::string who_is_where() const;
 
   std::mutex mutex_;
   std::condition_variable wake_;
   std::list<std::shared_ptr<Operation>> pending_;
   bool is_ending_ = false;
   std::atomic<bool> somebody_waits_ = false;
+
+  MPI_Comm beats_ = MPI_COMM_NULL;
+  int rank_ = 0;
+  std::atomic<int64_t> num_moves_ = 0;
+  std::string where_ = "starting";
+  std::vector<Peer> peers_;
+  Beat receiving_;
+  MPI_Request receive_ = MPI_REQUEST_NULL;
+  double timeout_s_ = 600;
+  Clock::time_point last_beat_;
+
   std::thread thread_;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <exception>
 
 #include "layers/core/parallel.h"
 #include "layers/reduce.h"
@@ -75,6 +76,14 @@ ParamStore::ParamStore(Arena& arena, std::vector<UnitSpec> units, DType dtype, c
     slot.grads = arena.place(dtype, {slot.numel}, "gradients");
   }
   received_ = arena.place(dtype, {largest}, "gradients of all ranks");
+}
+
+ParamStore::~ParamStore() {
+  if (std::uncaught_exceptions() > 0) return;
+  for (Slot& slot : slots_) {
+    if (slot.gathering) slot.gathering->wait();
+  }
+  if (reducing_) reducing_->request->wait();
 }
 
 void ParamStore::gather(size_t u) {

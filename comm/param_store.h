@@ -34,6 +34,9 @@ class ParamStore {
   /// `mesh` null: plans for `shape` on an arena that only measures.
   ParamStore(Arena& arena, std::vector<UnitSpec> units, DType dtype, const MeshShape& shape, Mesh* mesh,
              Device& device);
+  /// Waits for what is under way, unless an error ends the run.
+  ~ParamStore();
+  ParamStore(const ParamStore&) = delete;
 
   size_t num_units() const { return units_.size(); }
   DType dtype() const { return dtype_; }

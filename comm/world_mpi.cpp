@@ -1,4 +1,6 @@
 // The world of a build with MPI.
+#include <unistd.h>
+
 #include <cstdlib>
 
 #include "comm/mpi_comm.h"
@@ -33,6 +35,7 @@ void abort_world(int exit_code) {
   int initialized = 0, size = 1;
   MPI_Initialized(&initialized);
   if (initialized) MPI_Comm_size(MPI_COMM_WORLD, &size);
+  alarm(30);                                           // where not even the launcher can be reached
   if (size > 1) MPI_Abort(MPI_COMM_WORLD, exit_code);  // one rank alone ends quietly
   std::_Exit(exit_code);
 }

@@ -14,9 +14,9 @@
 struct ModelOptions {
   DType dtype = DType::F32;
   int64_t max_tokens = 0;  ///< T of the largest batch, on one rank
-  int64_t sp_size = 1;     ///< ranks that share each batch
   int64_t loss_tile_tokens = 1024;
   bool recompute_blocks = false;  ///< keep only each block's input, run its forward again in the backward: same bits
+  int64_t sp_size = 1;            ///< ranks that share each batch
 };
 
 class Llama {

@@ -56,6 +56,7 @@ struct RunConfig {
   } train;
   struct Parallel {
     int64_t sp_size = 1, cp_size = 1, dp_replicate_size = 1;
+    double timeout_s = 600;
   } parallel;
   struct Memory {
     std::string recompute = "none";  ///< none | block

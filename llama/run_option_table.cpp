@@ -179,6 +179,10 @@ std::vector<Option> options_of(RunConfig& r) {
        .value = &r.parallel.dp_replicate_size,
        .help = "whole copies of the sharded state.",
        .range = at_least(1)},
+      {.key = "parallel.timeout_s",
+       .value = &r.parallel.timeout_s,
+       .help = "seconds in which no rank moves, after which the run ends with an error.",
+       .range = {.min = 1, .max = 1e6}},
 
       // memory
       {.key = "memory.recompute",

@@ -9,11 +9,17 @@ if [ -n "${TEST_TALLY:-}" ] && [ -s "$TEST_TALLY" ]; then read -r passed failed 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
+# Tests of many ranks: 8, of one thread each, however many cores there are.
+mpirun=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1
+  timeout 600 mpirun --oversubscribe --bind-to none -n 8)
+
 count() { grep -cE "^\[ +$1 \]" "$log"; }
 
 for program in "$@"; do
   start=$SECONDS
-  "$program" --gtest_brief=0 >"$log" 2>&1
+  launch=()
+  case $program in */distributed/*) launch=("${mpirun[@]}") ;; esac
+  "${launch[@]}" "$program" --gtest_brief=0 --gtest_color=no >"$log" 2>&1
   status=$?
   ok=$(count OK)
   bad=$(sed -n 's/^\[  FAILED  \] \([0-9]*\) tests\?.*/\1/p' "$log" | head -1)

@@ -41,6 +41,7 @@ inline Batch read_batch(const SafetensorsFile& file) {
     if (starts) b.cu_seqlens.push_back(t);
     b.num_tokens += b.document_ids[i] >= 0;
     b.num_loss_tokens += b.targets[i] != kIgnoreTarget;
+    if (b.document_ids[i] >= 0) b.longest_document = std::max<int64_t>(b.longest_document, b.positions[i] + 1);
   }
   b.cu_seqlens.push_back(b.size());
   return b;
@@ -60,6 +61,7 @@ inline Batch make_batch(const std::vector<std::vector<int32_t>>& documents) {
       b.num_loss_tokens += b.targets.back() != kIgnoreTarget;
     }
     b.cu_seqlens.push_back(static_cast<int64_t>(b.tokens.size()));
+    b.longest_document = std::max(b.longest_document, static_cast<int64_t>(documents[d].size()));
   }
   b.row_len = b.num_tokens = static_cast<int64_t>(b.tokens.size());
   return b;
@@ -127,8 +129,8 @@ class TestModel {
 
  private:
   void build(Arena& arena, const ModelOptions& options) {
-    params_ = std::make_unique<ParamStore>(arena, unit_specs(units_), options.dtype, device_);
-    llama_ = std::make_unique<Llama>(arena, config_, options, device_);
+    params_ = std::make_unique<ParamStore>(arena, unit_specs(units_), options.dtype, MeshShape{}, nullptr, device_);
+    llama_ = std::make_unique<Llama>(arena, config_, options, nullptr, device_);
   }
 
   ModelConfig config_;
@@ -140,5 +142,5 @@ class TestModel {
 };
 
 inline ModelOptions options_for(const Batch& batch, DType dtype = DType::F32) {
-  return {dtype, batch.size(), 16, false};
+  return {.dtype = dtype, .max_tokens = batch.size(), .loss_tile_tokens = 16};
 }

@@ -47,11 +47,23 @@ struct ProgramResult {
   std::string output;  ///< stdout and stderr, in order
 };
 
+/// mpirun for so many ranks, of one thread each, however many cores there are and whoever asks.
+inline std::vector<std::string> mpirun(int ranks) {
+  setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+  setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+  return {"/usr/bin/env", "OMP_NUM_THREADS=1",  "mpirun", "--oversubscribe", "--bind-to", "none",
+          "-n",           std::to_string(ranks)};
+}
+
 /// A started program; its output goes to a file.
 class Program {
  public:
-  Program(const std::vector<std::string>& arguments, const std::filesystem::path& output) : output_(output) {
-    std::vector<std::string> all = {"build/train_gpt"};
+  /// `launcher`: what starts it, with its arguments.
+  Program(const std::vector<std::string>& arguments, const std::filesystem::path& output,
+          std::vector<std::string> launcher = {})
+      : output_(output) {
+    std::vector<std::string> all = std::move(launcher);
+    all.push_back("build/train_gpt");
     all.insert(all.end(), arguments.begin(), arguments.end());
     std::filesystem::remove(output);  // what an earlier program said must not be taken for this one's
     pid_ = fork();
@@ -95,9 +107,9 @@ class Program {
   bool has_ended_ = false;
 };
 
-inline ProgramResult run_program(const std::vector<std::string>& arguments) {
+inline ProgramResult run_program(const std::vector<std::string>& arguments, std::vector<std::string> launcher = {}) {
   const TemporaryDirectory dir;
-  return Program(arguments, dir / "output").wait();
+  return Program(arguments, dir / "output", std::move(launcher)).wait();
 }
 
 /// The lines of a JSONL log.

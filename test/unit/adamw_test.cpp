@@ -79,6 +79,17 @@ TEST(AdamW, clipped_steps_equal_the_formula_in_both_dtypes) {
   }
 }
 
+// 1 - float(0.999) is off by 1 in 80000.
+TEST(AdamW, the_share_of_a_new_gradient_is_rounded_to_fp32_once) {
+  Problem problem(4, DType::F32);
+  problem.m.fill(0), problem.v.fill(0), problem.g.fill(1);
+  problem.update({.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999});
+  for (int64_t i = 0; i < 4; i++) {
+    EXPECT_EQ(problem.m.get(i), static_cast<float>(1 - 0.9));
+    EXPECT_EQ(problem.v.get(i), static_cast<float>(1 - 0.999));
+  }
+}
+
 TEST(AdamW, decay_is_decoupled_from_the_moments) {
   Problem problem(100, DType::F64);
   const HostTensor p0 = problem.p;

@@ -311,6 +311,24 @@ TEST(CheckpointDir, a_complete_checkpoint_is_never_overwritten_but_an_incomplete
             "checkpoint '@/step_000002.tmp' cannot hold the state of step 3");
 }
 
+TEST(CheckpointDir, a_checkpoint_is_committed_once) {
+  TempDir dir;
+  PendingCheckpoint pending(dir.path(), 2);
+  pending.commit(state_of(2));
+  EXPECT_EQ(error_of([&] { pending.commit(state_of(2)); }, dir.path()),
+            "checkpoint '@/step_000002.tmp' is committed already");
+  EXPECT_EQ(names_in(dir.path()), Names{"step_000002"});
+}
+
+TEST(CheckpointDir, one_run_at_a_time_holds_a_directory) {
+  TempDir dir;
+  {
+    const RunLock first(dir.path());
+    EXPECT_EQ(error_of([&] { RunLock second(dir.path()); }, dir.path()).find("checkpoint.dir = '@' is in use"), 0u);
+  }
+  EXPECT_NO_THROW(RunLock(dir.path()));
+}
+
 TEST(CheckpointDir, companions_are_the_tokenizer_and_not_the_weights) {
   TempDir model, dir;
   const Names kTaken = {"tokenizer.json",

@@ -329,6 +329,8 @@ TEST(ConfigRefusals, model_types_are_refused_by_name_with_the_list_of_supported_
   }
   expect_refusal(kLlama31_8B.v4, {{"model_type", "some_vlm"}, {"text_config", {{"hidden_size", 8}}}},
                  {"use a text-only checkpoint"});
+  expect_refusal(kLlama31_8B.v4, {{"model_type", "some_vlm"}, {"vision_config", {{"hidden_size", 8}}}},
+                 {"use a text-only checkpoint"});
   EXPECT_NE(error_of([] { parse(kLlama31_8B.v4, {}, {"model_type"}); }).find("no \"model_type\""), std::string::npos);
 }
 
@@ -371,6 +373,21 @@ TEST(ConfigRefusals, keys_that_change_the_maths_are_refused_where_they_have_an_e
       {"sliding_window", 4096, "ignores it", nullptr},
       {"no_rope_layers", json::array({1, 0}), "ignores it", nullptr},
       {"lm_head_bias", true, "bias of the head", false},
+      {"compression_config", {{"format", "pack-quantized"}}, "compressed", nullptr},
+      {"hidden_dropout", 0.1, "set it to 0.0", 0.0},
+      {"is_encoder_decoder", true, "causal", false},
+      {"add_cross_attention", true, "causal", false},
+      {"n_routed_experts", 64, "experts", 0},
+      {"moe_num_experts", 64, "experts", 0},
+      {"q_lora_rank", 1536, "MLA", nullptr},
+      {"rope_interleave", true, "halves", false},
+      {"attention_chunk_size", 8192, "chunked", nullptr},
+      {"scale_emb", 12, "multipliers", 1},
+      {"scale_depth", 1.4, "multipliers", 1.0},
+      {"final_logit_softcap", 30.0, "final_logit_softcapping", 0},
+      {"cross_attention_layers", json::array({3}), "cross-attention", nullptr},
+      {"block_configs", json::array({json::object()}), "different shapes", nullptr},
+      {"qk_layernorm", true, "ignores it", false},
   };
   for (const Case& c : cases) {
     expect_refusal(kLlama31_8B.v4, {{c.key, c.value}}, {fmt::format("\"{}\" is ", c.key), c.part});
@@ -418,6 +435,27 @@ TEST(ConfigRefusals, sizes_that_no_model_has) {
   expect_refusal(kLlama31_8B.v4, {{"hidden_size", 4100}}, {"\"hidden_size\" is 4100", "not a multiple"});
   expect_refusal(kLlama31_8B.v4, {{"head_dim", 65536}, {"num_attention_heads", 4096}}, {"4096 heads", "65536"});
   expect_refusal(kLlama31_8B.v4, {{"head_dim", 63}}, {"rotary width must be even", "63"});
+  expect_refusal(kPhi3_mini_128k.v4, {{"partial_rotary_factor", 0.01}, {"rope_scaling", nullptr}},
+                 {"at least 2, it is 0"});
+}
+
+TEST(ConfigRefusals, values_of_the_wrong_kind_or_out_of_range) {
+  expect_refusal(kLlama31_8B.v4, {{"tie_word_embeddings", "yes"}}, {"\"tie_word_embeddings\"", "true or false"});
+  expect_refusal(kLlama31_8B.v4, {{"rms_norm_eps", 2}}, {"\"rms_norm_eps\" is 2", "at most 1"});
+  expect_refusal(kLlama31_8B.v4, {{"rope_theta", 1}}, {"\"rope_theta\" is 1", "above 1"});
+  expect_refusal(kLlama31_8B.v4, {{"pad_token_id", 18446744073709551615u}},
+                 {"\"pad_token_id\" is 18446744073709551615"});
+  expect_refusal(kGemma2_2B.v4, {{"query_pre_attn_scalar", 256.5}}, {"\"query_pre_attn_scalar\" is 256.5", "whole"});
+  const std::string long_message = error_of([] { parse(kLlama31_8B.v4, {{"hidden_act", std::string(1 << 20, 'x')}}); });
+  EXPECT_NE(long_message.find("\"hidden_act\""), std::string::npos);
+  EXPECT_LT(long_message.size(), 300u) << "a value is cut short";
+}
+
+TEST(ConfigRefusals, lists_of_layers_that_do_not_rotate) {
+  expect_refusal(kSmolLM3_3B.v4, {{"no_rope_layers", {1, 0}}}, {"no_rope_layers", "list of 36 numbers"});
+  std::vector<int> flags(36, 1);
+  flags[5] = 2;
+  expect_refusal(kSmolLM3_3B.v4, {{"no_rope_layers", flags}}, {"no_rope_layers", "element 5 is 2"});
 }
 
 TEST(ConfigRefusals, rotary_embeddings_that_cannot_be_made) {
@@ -450,6 +488,26 @@ TEST(ConfigRefusals, rotary_embeddings_that_cannot_be_made) {
   expect_refusal(kGemma3_1B.v4, {{"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e4}}}},
                  {"ignores a flat one"});
   expect_refusal(kGemma3_1B.v4, scaling({{"type", "linear"}, {"factor", 8.0}}), {"rename the key"});
+  expect_refusal(kGemma3_1B.v4, scaling({{"full_attention", {{"rope_type", "default"}}}}),
+                 {"not a dict for each layer type"});
+  expect_refusal(kGemma3_1B.v4, scaling({{"rope_type", "yarn"}, {"factor", 8.0}, {"truncate", false}}),
+                 {"\"rope_scaling.truncate\" is false"});
+  json original = scaling({{"rope_type", "yarn"}, {"factor", 8.0}});
+  original["original_max_position_embeddings"] = 4096;
+  expect_refusal(kGemma3_1B.v4, original, {"\"original_max_position_embeddings\" is 4096", "move it there"});
+  expect_refusal(kGemma3_1B.v4,
+                 {{"rope_parameters",
+                   {{"full_attention", {{"rope_type", "default"}}},
+                    {"sliding_attention", {{"rope_type", "linear"}, {"factor", 8.0}}}}}},
+                 {"rope_parameters.sliding_attention has type \"linear\""});
+  expect_refusal(kLlama31_8B.v4, scaling({{"rope_type", "linear"}, {"factor", 0}}), {"\"rope_scaling.factor\" is 0"});
+  expect_refusal(kLlama31_8B.v4, scaling({{"rope_type", "yarn"}, {"factor", 4.0}, {"beta_fast", 1}, {"beta_slow", 32}}),
+                 {"\"rope_scaling.beta_fast\" is 1", "more than beta_slow"});
+  json dynamic = scaling({{"rope_type", "dynamic"}, {"factor", 4.0}});
+  dynamic["head_dim"] = 2;
+  expect_refusal(kLlama31_8B.v4, dynamic, {"\"head_dim\" is 2", "above 2"});
+  expect_refusal(kOLMo2_7B.v4, scaling({{"rope_type", "linear"}, {"factor", 1.0}}),
+                 {"\"rope_scaling.factor\" is 1", "more than 1"});
   json phi = json::parse(kPhi3_mini_128k.v4)["rope_scaling"];
   phi["long_factor"][7] = 1e300;
   expect_refusal(kPhi3_mini_128k.v4, scaling(phi), {"frequency 7 of 48 is 0", "fp32 cannot hold"});
@@ -493,7 +551,8 @@ TEST(ConfigSave, floats_have_a_point_and_whole_numbers_have_none) {
   const json saved = config_to_save(parse(kGemma2_2B.v4, {{"final_logit_softcapping", 30},
                                                           {"query_pre_attn_scalar", 256.0},
                                                           {"rope_theta", 10000},
-                                                          {"initializer_range", 1}}),
+                                                          {"initializer_range", 1},
+                                                          {"attention_dropout", 0}}),
                                     "bfloat16");
   for (const char* key : {"rms_norm_eps", "initializer_range", "final_logit_softcapping", "attn_logit_softcapping",
                           "rope_theta", "attention_dropout"}) {
@@ -518,6 +577,24 @@ TEST(ConfigSave, both_layouts_and_both_dtype_keys_are_written) {
   EXPECT_EQ(saved["tie_word_embeddings"], false);
   EXPECT_TRUE(saved["pad_token_id"].is_null());
   EXPECT_THROW(config_to_save(parse(kLlama31_8B.v5), "float16"), Error);
+}
+
+TEST(ConfigSave, windows_that_were_switched_on_stay_on) {
+  const json on = {{"use_sliding_window", true}, {"max_window_layers", 20}, {"sliding_window", 512}};
+  const ModelConfig config = parse(kQwen25_7B.v4, on);
+  const json saved = config_to_save(config, "float32");
+  EXPECT_EQ(saved["use_sliding_window"], true);
+  EXPECT_EQ(windows(parse_model_config(saved, "saved")), windows(config));
+}
+
+TEST(ConfigSave, gemma_keeps_a_window_that_no_layer_uses_because_transformers_wants_a_number) {
+  const json full = {{"layer_types", std::vector<std::string>(26, "full_attention")}, {"sliding_window", nullptr}};
+  EXPECT_EQ(config_to_save(parse(kGemma2_2B.v4, full), "float32")["sliding_window"], 4096);
+}
+
+TEST(ConfigSave, a_rotary_key_that_was_ignored_is_not_carried_along) {
+  const json saved = config_to_save(parse(kMistral7B_v03.v4, {{"partial_rotary_factor", 0.5}}), "float32");
+  EXPECT_FALSE(saved.contains("partial_rotary_factor"));
 }
 
 TEST(ConfigSave, phi3_has_exactly_the_three_keys_that_transformers_4_takes) {

@@ -109,7 +109,8 @@ TEST(Gemm, nothing_is_written_beside_c_and_a_view_may_be_part_of_a_wider_matrix)
 
 TEST(Gemm, bits_do_not_depend_on_the_number_of_threads_or_on_the_size_of_the_matrix) {
   const int threads = omp_get_max_threads();
-  for (const Case& c : {Case{400, 20, 500}, Case{25, 1100, 800}, Case{130, 130, 130}}) {
+  // Four threads share C by rows, by columns, and as 2 x 2.
+  for (const Case& c : {Case{400, 20, 500}, Case{25, 1100, 800}, Case{130, 130, 130}, Case{36, 192, 200}}) {
     for (const bool a_transposed : {false, true}) {
       omp_set_num_threads(1);
       Problem<float> one(c, a_transposed, true);

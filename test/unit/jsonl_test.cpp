@@ -244,4 +244,13 @@ TEST(Jsonl, memory_does_not_grow_with_the_file) {
   EXPECT_LT(most - before, 24 << 10);
 }
 
+TEST(Jsonl, numbers_of_ten_digits_are_read_as_exactly_before_a_comma_as_at_the_end) {
+  const JsonlDocument d = parse(R"({"input_ids":[999999999,1000000000,2147483647,3]})");
+  EXPECT_EQ(d.input_ids, (std::vector<int32_t>{999999999, 1000000000, 2147483647, 3}));
+  for (const char* large : {"2147483648", "4294967297", "9999999999"}) {
+    const std::string line = fmt::format(R"({{"input_ids":[{},1]}})", large);
+    expect_error([&] { parse(line); }, {"does not fit in 32 bits"});
+  }
+}
+
 }  // namespace

@@ -82,13 +82,15 @@ TEST(Linear, accumulate_adds_to_y_and_the_plain_form_ignores_what_y_held) {
   }
 }
 
-TEST(Linear, weight_gradients_accumulate_and_null_gradients_are_skipped) {
+TEST(Linear, weight_gradients_accumulate_dx_is_replaced_and_null_gradients_are_skipped) {
   const Case c{33, 100, 40};
   Problem once(c, DType::F64), twice(c, DType::F64);
+  once.dx.fill(NAN);
   once.backward();
   twice.backward(), twice.backward();
   for (int64_t i = 0; i < once.dw.numel(); i++) ASSERT_NEAR(twice.dw.get(i), 2 * once.dw.get(i), 1e-12);
   for (int64_t i = 0; i < once.db.numel(); i++) ASSERT_NEAR(twice.db.get(i), 2 * once.db.get(i), 1e-12);
+  EXPECT_TRUE(twice.dx.bit_equal(once.dx));
   Problem partial(c, DType::F64);
   Device device = Device::cpu();
   linear_backward(device, {}, partial.dw, {}, partial.dy, partial.x, partial.w);
@@ -145,6 +147,28 @@ TEST(Linear, contract_violations_are_named) {
   HostTensor half_x(DType::BF16, {2, 8}, "x"), half_w(DType::BF16, {4, 8}, "w"), half_y(DType::BF16, {2, 4}, "y");
   EXPECT_EQ(message([&] { linear_forward(device, half_y, half_x, half_w, {}); }),
             "linear_forward: dtype BF16 is not supported on the CPU device, use F32");
+}
+
+TEST(Linear, every_tensor_of_another_shape_is_named) {
+  const Case c{2, 8, 4};
+  HostTensor odd(DType::F32, {3, 3}, "odd");
+  const auto forward_error = [&](HostTensor Problem::*which) {
+    Problem p(c, DType::F32);
+    p.*which = odd;
+    return error_of([&] { p.forward(); });
+  };
+  EXPECT_EQ(forward_error(&Problem::y), "linear_forward: y ('odd') is F32 (3, 3), expected F32 (2, 4)");
+  EXPECT_EQ(forward_error(&Problem::b), "linear_forward: b ('odd') is F32 (3, 3), expected F32 (4)");
+  const auto backward_error = [&](HostTensor Problem::*which) {
+    Problem p(c, DType::F32);
+    p.*which = odd;
+    return error_of([&] { p.backward(); });
+  };
+  EXPECT_EQ(backward_error(&Problem::w), "linear_backward: w ('odd') is F32 (3, 3), expected F32 (3, 8)");
+  EXPECT_EQ(backward_error(&Problem::dy), "linear_backward: dy ('odd') is F32 (3, 3), expected F32 (2, 4)");
+  EXPECT_EQ(backward_error(&Problem::dw), "linear_backward: dw ('odd') is F32 (3, 3), expected F32 (4, 8)");
+  EXPECT_EQ(backward_error(&Problem::dx), "linear_backward: dx ('odd') is F32 (3, 3), expected F32 (2, 8)");
+  EXPECT_EQ(backward_error(&Problem::db), "linear_backward: db ('odd') is F32 (3, 3), expected F32 (4)");
 }
 
 }  // namespace

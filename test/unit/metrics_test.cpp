@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -71,7 +72,7 @@ TEST_F(MetricsLogTest, each_line_is_an_object_with_the_documented_keys_in_order)
                           .step_ms = 2000,
                           .mem_mib = 12.5}),
             R"({"step":3,"loss":2.5,"grad_norm":0.5,"lr":1e-05,"num_tokens":100,"num_loss_tokens":90,)"
-            R"("tokens_per_s":50.0,"mfu":0.25,"step_ms":2000.0,"mem_mib":12.5})");
+            R"("tokens_per_s":50.0,"mfu":0.25,"step_ms":2000.0,"mem_mib":12.5,"imbalance":1.0})");
   const auto evaluated = nlohmann::json::parse(to_json_line({.step = 3, .eval_loss = 2.0}));
   EXPECT_EQ(evaluated.at("eval_loss"), 2.0);
   EXPECT_EQ(evaluated.at("eval_ppl"), std::exp(2.0));
@@ -170,6 +171,30 @@ TEST_F(MetricsLogTest, a_full_disk_warns_once_and_training_goes_on) {
   EXPECT_NO_THROW(run(0, 1, 3, "/dev/full"));
   EXPECT_EQ(console_text(),
             "warning: /dev/full: cannot write the line of step 1: No space left on device; training goes on\n");
+}
+
+TEST_F(MetricsLogTest, half_a_line_that_did_not_fit_is_taken_back) {
+  run(0, 1, 2);
+  const std::string before = content();
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &limit), 0);
+  const rlimit small{before.size() + 10, limit.rlim_max};
+  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  EXPECT_NO_THROW(run(2, 3, 4));
+  ::setrlimit(RLIMIT_FSIZE, &limit);
+  ::signal(SIGXFSZ, handler);
+  EXPECT_EQ(content(), before);
+  EXPECT_EQ(console_text(), fmt::format("warning: {}: cannot write the line of step 3: File too large; training goes "
+                                        "on\n",
+                                        file_.string()));
+}
+
+TEST_F(MetricsLogTest, an_empty_file_is_a_log_without_lines) {
+  append("");
+  run(0, 1, 2);
+  EXPECT_EQ(steps(), (Steps{1, 2}));
+  EXPECT_EQ(num_files(), 1u);
 }
 
 TEST_F(MetricsLogTest, kill_9_at_any_moment_leaves_whole_lines) {

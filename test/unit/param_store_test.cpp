@@ -25,7 +25,8 @@ TEST(FlatLayout, tensors_do_not_overlap_and_shards_cover_the_buffer) {
 TEST(ParamStore, views_lie_in_the_flat_buffer_and_gradients_are_zeroed_and_normed) {
   Device device = Device::cpu();
   Arena arena(device, 1 << 20);
-  ParamStore store(arena, {{"first", {{"a", {3, 4}}, {"b", {5}}}}, {"second", {{"c", {2}}}}}, DType::F32, device);
+  ParamStore store(arena, {{"first", {{"a", {3, 4}}, {"b", {5}}}}, {"second", {{"c", {2}}}}}, DType::F32, MeshShape{},
+                   nullptr, device);
   store.gather(0);
   EXPECT_EQ(store.use(0)[1].data, store.param_shard(0).rows(64, 5).data);
   EXPECT_STREQ(store.use(0)[1].name, "b");
@@ -40,7 +41,7 @@ TEST(ParamStore, views_lie_in_the_flat_buffer_and_gradients_are_zeroed_and_norme
 TEST(ParamStore, a_unit_that_is_not_gathered_cannot_be_used) {
   Device device = Device::cpu();
   Arena arena(device, 1 << 20);
-  ParamStore store(arena, {{"only", {{"a", {3}}}}}, DType::F32, device);
+  ParamStore store(arena, {{"only", {{"a", {3}}}}}, DType::F32, MeshShape{}, nullptr, device);
   EXPECT_THROW(store.use(0), Error);
   EXPECT_THROW(store.release(0), Error);
 }

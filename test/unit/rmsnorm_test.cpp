@@ -64,6 +64,18 @@ TEST(RmsNorm, fp32_and_bf16_are_within_rounding_of_fp64) {
   }
 }
 
+TEST(RmsNorm, eps_keeps_rows_of_zeros_zero_and_small_rows_small) {
+  Device device = Device::cpu();
+  HostTensor x(DType::F64, {2, 4}, "x"), w(DType::F64, {4}, "w"), y(DType::F64, {2, 4}, "y"),
+      rstd(DType::F64, {2}, "rstd");
+  w.fill(1);
+  for (int64_t i = 4; i < 8; i++) x.set(i, i % 2 ? 1e-3 : -1e-3);  // a mean square of 1e-6, a tenth of eps
+  rmsnorm_forward(device, y, rstd, x, w, 1e-5, NormKind::Plain);
+  EXPECT_DOUBLE_EQ(rstd.get(0), 1 / std::sqrt(1e-5));
+  EXPECT_DOUBLE_EQ(rstd.get(1), 1 / std::sqrt(1.1e-5));
+  for (int64_t i = 0; i < 8; i++) EXPECT_DOUBLE_EQ(y.get(i), x.get(i) * rstd.get(i / 4));
+}
+
 TEST(RmsNorm, weight_gradient_accumulates_and_dx_may_alias_dy) {
   const RmsNormCase c{33, 100, NormKind::Plain};
   Problem once(c, DType::F32), twice(c, DType::F32);
@@ -74,6 +86,19 @@ TEST(RmsNorm, weight_gradient_accumulates_and_dx_may_alias_dy) {
   Device device = Device::cpu();
   rmsnorm_backward(device, twice.dy, twice.dw, twice.dy, twice.x, twice.rstd, twice.w, c.kind);
   for (int64_t i = 0; i < once.dx.numel(); i++) ASSERT_EQ(twice.dy.get(i), once.dx.get(i));
+}
+
+TEST(RmsNorm, threads_change_no_bit) {
+  for (const RmsNormCase& c : kRmsNormCases) {
+    Problem one(c, DType::F32);
+    with_threads(1, [&] { one.forward(c.kind), one.backward(c.kind); });
+    for (const int threads : {2, 3}) {
+      Problem many(c, DType::F32);
+      with_threads(threads, [&] { many.forward(c.kind), many.backward(c.kind); });
+      EXPECT_TRUE(many.y.bit_equal(one.y) && many.rstd.bit_equal(one.rstd)) << c.rows << "x" << c.C << " " << threads;
+      EXPECT_TRUE(many.dx.bit_equal(one.dx) && many.dw.bit_equal(one.dw)) << c.rows << "x" << c.C << " " << threads;
+    }
+  }
 }
 
 TEST(RmsNorm, contract_violations_are_named) {

@@ -89,6 +89,9 @@ TEST(Schedule, what_does_not_fit_is_refused) {
   EXPECT_NO_THROW(validate_schedule(schedule("cosine", 9), 10));
   EXPECT_THROW(validate_schedule(schedule("wsd", 9), 10), Error);
   EXPECT_NO_THROW(validate_schedule(schedule("wsd", 8), 10));
+  EXPECT_THROW(validate_schedule(schedule("wsd", 0, 0.1, 1.0), 10), Error) << "it falls from the first step on";
+  EXPECT_NO_THROW(validate_schedule(schedule("wsd", 1, 0.1, 0.9), 10));
+  EXPECT_NO_THROW(validate_schedule(schedule("wsd", 0), 1));
   EXPECT_THROW(lr_at(schedule("cosine", 0), 1.0, 10, 10), Error);
   EXPECT_THROW(lr_at(schedule("cosine", 0), 1.0, -1, 10), Error);
 }

@@ -75,6 +75,21 @@ TEST(Permutation, all_orders_of_four_come_equally_often) {
   for (const auto& [order, count] : counts) EXPECT_NEAR(count, 500, 5 * std::sqrt(500.0));
 }
 
+// A Feistel network of 4 bits would make even orders of 16 only.
+TEST(Permutation, half_of_all_orders_are_odd) {
+  constexpr int kTrials = 2000;
+  int odd = 0;
+  for (int trial = 0; trial < kTrials; trial++) {
+    const auto order = order_of(16, 5, static_cast<uint64_t>(trial));
+    int inversions = 0;
+    for (size_t i = 0; i < 16; i++) {
+      for (size_t j = i + 1; j < 16; j++) inversions += order[i] > order[j];
+    }
+    odd += inversions % 2;
+  }
+  EXPECT_NEAR(odd, kTrials / 2, 5 * std::sqrt(kTrials / 4.0));
+}
+
 // Two epochs share about one place in n (as random orders do), and neighbours do not stay neighbours.
 TEST(Permutation, epochs_are_unrelated) {
   constexpr uint64_t kN = 10000;
@@ -93,6 +108,20 @@ std::map<int64_t, int64_t> copies_in(const EpochOrder& order) {
   std::map<int64_t, int64_t> copies;
   for (int64_t i = 0; i < order.size(); i++) copies[order.document(i)]++;
   return copies;
+}
+
+TEST(EpochOrder, every_epoch_has_another_order_unless_it_is_not_shuffled) {
+  const std::vector<DocumentRange> sources = {{0, 100, 1}};
+  for (const bool shuffle : {false, true}) {
+    const EpochOrder first(sources, 5, 0, shuffle), second(sources, 5, 1, shuffle);
+    int64_t same = 0;
+    for (int64_t i = 0; i < 100; i++) same += first.document(i) == second.document(i);
+    if (shuffle) {
+      EXPECT_LT(same, 10);  // 1 on average
+    } else {
+      EXPECT_EQ(same, 100);
+    }
+  }
 }
 
 TEST(EpochOrder, a_document_comes_weight_times) {

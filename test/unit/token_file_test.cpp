@@ -366,4 +366,44 @@ TEST(IndexCache, where_it_cannot_write_it_says_so) {
   unsetenv("TMPDIR");
 }
 
+TEST(TokenFile, each_number_of_a_megatron_index_that_is_wrong_is_named) {
+  Files f;
+  const auto m = to_megatron<uint16_t>({{{1, 2}, {}}, {{3, 4}, {}}}, 8);
+  f.write("m.bin", m.bin);
+  const auto expect_damage = [&](const std::vector<std::pair<size_t, char>>& changes, const std::string& part) {
+    auto idx = m.idx;
+    for (const auto& [at, value] : changes) idx[at] = value;
+    f.write("m.idx", idx);
+    expect_error([&] { f.open("m.idx"); }, {"m.idx", part});
+  };
+  constexpr size_t kPointers = 34 + 2 * 4, kBoundaries = kPointers + 2 * 8;  // after the header and two lengths
+  expect_damage({{kPointers + 8, 3}}, "sequence 1 begins at byte 3, inside a token of 2 bytes");
+  expect_damage({{kBoundaries, 1}}, "the first document begins at sequence 1, not 0");
+  expect_damage({{kBoundaries + 8, 2}, {kBoundaries + 16, 1}}, "document 1 is sequences 2 to 1 of 2");
+  expect_damage({{kBoundaries + 16, 1}}, "the documents end at sequence 1 of 2");
+}
+
+TEST(TokenFile, every_token_but_the_first_of_a_document_is_a_target) {
+  Files f;
+  f.write("a.bin", to_llmc<uint16_t>({50256, 1, 2, 50256, 3}, 20240520, 1));
+  EXPECT_EQ(f.open("a.bin").stats().num_loss_tokens, 3);
+  const auto m = to_megatron<uint16_t>({{{1, 2, 3}, {}}, {{3, 4}, {}}}, 8);
+  f.write("m.idx", m.idx), f.write("m.bin", m.bin);
+  EXPECT_EQ(f.open("m.idx").stats().num_loss_tokens, 3);
+}
+
+TEST(TokenFile, a_line_that_cannot_be_read_does_not_spoil_the_one_before) {
+  Files f;
+  f.write("a.jsonl", "{\"input_ids\":[1,2,3]}\n{\"input_ids\":[4,5,6]}\n");
+  TokenFile file = f.open("a.jsonl");
+  std::vector<int32_t> tokens(3), labels(3);
+  TokenScratch scratch;
+  file.read(0, 0, 3, tokens.data(), labels.data(), scratch);
+  f.write("a.jsonl", "{\"input_ids\":[1,2,3]}\n{\"input_ids\":[4,5,x]}\n");
+  expect_error([&] { file.read(1, 0, 3, tokens.data(), labels.data(), scratch); },
+               {"a.jsonl:2", "changed after it was indexed"});
+  file.read(0, 0, 3, tokens.data(), labels.data(), scratch);
+  EXPECT_EQ(tokens, (std::vector<int32_t>{1, 2, 3}));
+}
+
 }  // namespace

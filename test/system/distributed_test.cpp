@@ -1,0 +1,324 @@
+// Many ranks train what one rank trains: loss, gradient norm and every gradient of the same global batch, on every
+// mesh. Proven on the program itself, by what debug.dump_dir writes.
+#include <cmath>
+
+#include "data/safetensors.h"
+#include "test/system/program.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Of the vocabulary of the small fixtures: documents of 1, 2, odd and many tokens, with their first half masked,
+/// wholly masked, or not masked.
+std::string mixed_documents() {
+  std::string lines;
+  unsigned state = 1;
+  const auto next = [&](unsigned n) { return (state = state * 1664525u + 1013904223u) / 65536u % n; };
+  const unsigned kLengths[] = {1, 2, 7, 61, 30, 2, 13, 64, 5, 1, 41, 24};
+  for (unsigned d = 0; d < 96; d++) {
+    const unsigned n = kLengths[d % 12], masked = d % 3 == 0 ? n / 2 : d % 7 == 0 ? n : 0;
+    std::string ids, labels;
+    for (unsigned i = 0; i < n; i++) {
+      const std::string id = std::to_string(3 + next(90));
+      ids += (i ? "," : "") + id;
+      labels += (i ? "," : "") + (i < masked ? std::string("-100") : id);
+    }
+    lines += "{\"input_ids\":[" + ids + "],\"labels\":[" + labels + "]}\n";
+  }
+  return lines;
+}
+
+struct Dump {
+  std::map<std::string, std::vector<double>> tensors;
+};
+
+Dump read_dump(const fs::path& path) {
+  const SafetensorsFile file(path);
+  Dump dump;
+  for (const auto& [name, info] : file.tensors()) {
+    auto& values = dump.tensors[name];
+    if (info.dtype == DType::F32) {
+      values.resize(static_cast<size_t>(info.numel()));
+      file.read(name, 0, info.numel(), DType::F64, values.data());
+    } else {
+      std::vector<int32_t> ids(static_cast<size_t>(info.numel()));
+      file.read(name, 0, info.numel(), DType::I32, ids.data());
+      values.assign(ids.begin(), ids.end());
+    }
+  }
+  return dump;
+}
+
+/// ||a - b|| / ||a||
+double relative_error(const std::vector<double>& a, const std::vector<double>& b) {
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); i++) error += (a[i] - b[i]) * (a[i] - b[i]), norm += a[i] * a[i];
+  return norm > 0 ? std::sqrt(error / norm) : std::sqrt(error);
+}
+
+class Distributed : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (std::system("command -v mpirun >/dev/null") != 0) GTEST_SKIP() << "no mpirun";
+    std::ofstream(dir_ / "mixed.jsonl") << mixed_documents();
+  }
+
+  std::vector<std::string> arguments(const std::string& model, const std::vector<std::string>& options) {
+    std::map<std::string, std::string> all = {
+        {"--model.path", "test/fixtures/" + model}, {"--data.train", dir_ / "mixed.jsonl"}, {"--data.seq_len", "64"},
+        {"--data.cache_dir", dir_ / "cache"},       {"--batch.global_batch_size", "8"},     {"--train.steps", "2"},
+        {"--checkpoint.dir", dir_ / "run"}};
+    for (size_t i = 0; i < options.size(); i += 2) all[options[i]] = options[i + 1];
+    std::vector<std::string> list;
+    for (const auto& [key, value] : all) list.push_back(key), list.push_back(value);
+    return list;
+  }
+
+  /// The dump of the first step.
+  Dump dump_of(int ranks, const std::string& model, std::vector<std::string> options) {
+    fs::remove_all(dir_ / "run"), fs::remove_all(dir_ / "dump");
+    for (const char* option : {"--debug.dump_dir", "", "--debug.dump_logits", "true"}) options.push_back(option);
+    options[options.size() - 3] = dir_ / "dump";
+    const ProgramResult result = run_program(arguments(model, options), mpirun(ranks));
+    EXPECT_EQ(result.exit_code, 0) << result.output;
+    if (result.exit_code != 0) return {};
+    return read_dump(dir_ / "dump/step_000001.safetensors");
+  }
+
+  void expect_same_step(const Dump& one, const Dump& many, const std::string& what) {
+    ASSERT_FALSE(one.tensors.empty() || many.tensors.empty()) << what;
+    const auto& documents = one.tensors.at("batch/document_ids");
+    for (const auto& [name, expected] : one.tensors) {
+      const auto found = many.tensors.find(name);
+      ASSERT_TRUE(found != many.tensors.end()) << name;
+      if (name.starts_with("batch/")) continue;  // padded to another multiple
+      if (name != "logits") {
+        ASSERT_EQ(expected.size(), found->second.size()) << name;
+        EXPECT_LE(relative_error(expected, found->second), 1e-5) << name << ", " << what;
+      } else if (expected.size() == found->second.size()) {
+        const size_t V = expected.size() / documents.size();
+        std::vector<double> a, b;
+        for (size_t t = 0; t < documents.size(); t++) {
+          if (documents[t] < 0) continue;  // padding may be cut off
+          a.insert(a.end(), expected.begin() + static_cast<int64_t>(t * V),
+                   expected.begin() + static_cast<int64_t>((t + 1) * V));
+          b.insert(b.end(), found->second.begin() + static_cast<int64_t>(t * V),
+                   found->second.begin() + static_cast<int64_t>((t + 1) * V));
+        }
+        EXPECT_LE(relative_error(a, b), 1e-5) << name << ", " << what;
+      }
+    }
+  }
+
+  struct Case {
+    int ranks;
+    std::vector<std::string> options;
+  };
+  /// Every case against one rank with the options that the cases share.
+  void compare(const std::string& model, const std::vector<std::string>& shared, const std::vector<Case>& cases) {
+    const Dump one = dump_of(1, model, shared);
+    for (const Case& c : cases) {
+      std::vector<std::string> options = shared;
+      options.insert(options.end(), c.options.begin(), c.options.end());
+      std::string what = model + " on " + std::to_string(c.ranks) + " ranks";
+      for (const std::string& o : c.options) what += " " + o;
+      expect_same_step(one, dump_of(c.ranks, model, options), what);
+    }
+  }
+
+  TemporaryDirectory dir_;
+};
+
+const char* const kSp = "--parallel.sp_size";
+const char* const kReplicas = "--parallel.dp_replicate_size";
+const char* const kMicro = "--batch.micro_batch_size";
+
+TEST_F(Distributed, every_mesh_has_the_gradients_of_one_rank) {
+  // 8 query heads, 4 kv heads: with 8 sequence ranks two share one.
+  compare("stories260k", {},
+          {{2, {}},
+           {4, {}},
+           {8, {}},
+           {2, {kSp, "2"}},
+           {4, {kSp, "4"}},
+           {8, {kSp, "8"}},
+           {4, {kSp, "2"}},
+           {8, {kSp, "2"}},
+           {8, {kSp, "2", kReplicas, "2"}},
+           {4, {kReplicas, "4"}},
+           {2, {kSp, "2", kMicro, "4"}},
+           {4, {kSp, "2", kMicro, "2", "--memory.recompute", "block"}}});
+}
+
+TEST_F(Distributed, numbers_of_ranks_that_divide_nothing) {
+  compare("stories260k", {"--batch.global_batch_size", "30"},
+          {{3, {}}, {5, {}}, {6, {kSp, "2"}}, {6, {kReplicas, "3"}}});
+}
+
+TEST_F(Distributed, packing_of_every_kind_and_rows_that_are_short) {
+  // One document a row: rows of 1 to 64 tokens, so that a row is shorter than the ranks that share it.
+  compare("stories260k", {"--data.packing", "none", "--data.seq_len", "64"},
+          {{4, {kSp, "4"}}, {4, {kSp, "2"}}, {8, {}}});
+  compare("stories260k", {"--data.packing", "concat", "--data.seq_len", "33"}, {{4, {kSp, "4"}}, {2, {}}});
+}
+
+TEST_F(Distributed, windows_softcaps_norms_and_shared_kv_heads_follow_their_heads) {
+  // Windows of 5 tokens: shorter and longer than what a rank holds.
+  compare("gemma2", {}, {{2, {kSp, "2"}}, {6, {kSp, "6"}}});
+  compare("gemma3_text", {}, {{4, {kSp, "2"}}});
+  compare("mistral", {}, {{3, {kSp, "3"}}, {6, {kSp, "6"}}});
+  compare("qwen2", {}, {{6, {kSp, "6"}}});
+  compare("qwen3", {}, {{4, {kSp, "2"}}});
+  compare("olmo2", {}, {{3, {kSp, "3"}}});
+  compare("llama_f16", {}, {{2, {kSp, "2"}}, {6, {kSp, "6"}}});  // 1 kv head
+  compare("llama_dynamic", {}, {{2, {kSp, "2"}}});               // rotary tables by the longest document
+  compare("llama_yarn", {}, {{3, {kSp, "3"}}});                  // untied, 6 kv heads
+  compare("qwen2_tied_yarn", {}, {{6, {kSp, "3"}}});
+}
+
+TEST_F(Distributed, a_last_batch_of_fewer_rows_leaves_ranks_without_work) {
+  // 96 documents of one row each in batches of 40: the third has 16 rows, for 5 groups of 8.
+  const std::vector<std::string> shared = {
+      "--data.packing", "none", "--batch.global_batch_size", "40", "--train.steps", "null", "--train.epochs", "1"};
+  std::vector<double> losses[2];
+  for (const int ranks : {1, 5}) {
+    fs::remove_all(dir_ / "run");
+    std::vector<std::string> options = shared;
+    options.insert(options.end(), {"--batch.micro_batch_size", "1", "--data.eval", dir_ / "mixed.jsonl"});
+    const ProgramResult result = run_program(arguments("stories260k", options), mpirun(ranks));
+    ASSERT_EQ(result.exit_code, 0) << result.output;
+    for (const auto& line : read_log(dir_ / "run/log.jsonl")) {
+      losses[ranks > 1].push_back(line.at("loss"));
+      if (line.contains("eval_loss")) losses[ranks > 1].push_back(line.at("eval_loss"));
+    }
+  }
+  ASSERT_EQ(losses[0].size(), 4u);
+  ASSERT_EQ(losses[1].size(), 4u);
+  for (size_t i = 0; i < 4; i++) EXPECT_NEAR(losses[0][i], losses[1][i], 1e-5 * losses[0][i]) << i;
+}
+
+TEST_F(Distributed, a_run_goes_on_with_any_number_of_ranks) {
+  const auto with = [&](const char* steps) {
+    return arguments("stories260k", {"--train.steps", steps, "--schedule.name", "constant", "--checkpoint.keep", "9",
+                                     "--batch.global_batch_size", "12", kSp, "1"});
+  };
+  const auto losses = [&] {
+    std::vector<double> l;
+    for (const auto& line : read_log(dir_ / "run/log.jsonl")) l.push_back(line.at("loss"));
+    return l;
+  };
+  const ProgramResult first = run_program(with("5"), mpirun(1));
+  ASSERT_EQ(first.exit_code, 0) << first.output;
+  const auto whole = losses();
+  fs::remove_all(dir_ / "run");
+  int step = 0;
+  for (const int ranks : {4, 1, 2, 3, 6}) {
+    const ProgramResult result = run_program(with(std::to_string(++step).c_str()), mpirun(ranks));
+    ASSERT_EQ(result.exit_code, 0) << result.output;
+  }
+  const auto parts = losses();
+  ASSERT_EQ(parts.size(), whole.size());
+  for (size_t i = 0; i < whole.size(); i++) EXPECT_NEAR(parts[i], whole[i], 2e-5 * whole[i]) << i;
+}
+
+TEST_F(Distributed, impossible_meshes_are_refused_with_the_legal_ones) {
+  const auto refused = [&](int ranks, const std::vector<std::string>& options, const std::vector<std::string>& parts) {
+    const ProgramResult result = run_program(arguments("stories260k", options), mpirun(ranks));
+    EXPECT_EQ(result.exit_code, 1) << result.output;
+    for (const std::string& part : parts)
+      EXPECT_NE(result.output.find(part), std::string::npos) << part << "\n" << result.output;
+    const size_t first = result.output.find("] error: ");
+    EXPECT_EQ(result.output.find("] error: ", first + 1), std::string::npos) << "said twice\n" << result.output;
+  };
+  refused(3, {kSp, "2"}, {"sp_size = 2", "3 ranks", "use 1, 3"});
+  refused(4, {kReplicas, "3"}, {"dp_replicate_size = 3", "use 1, 2, 4"});
+  refused(3, {kSp, "3", "--batch.global_batch_size", "9"}, {"8 query", "4 key/value", "use 1, 2, 4, 8"});
+  refused(3, {}, {"global_batch_size = 8", "3 data-parallel"});
+  refused(2, {"--parallel.cp_size", "2"}, {"cp_size"});
+}
+
+// ---- When something dies
+
+class Dying : public Distributed {
+ protected:
+  /// A long run of 4 ranks (2 x 2) that has saved at least once, and its ranks.
+  void start() {
+    program_.emplace(arguments("stories260k", {"--train.steps", "100000", "--schedule.name", "constant",
+                                               "--checkpoint.every", "1", kSp, "2", "--parallel.timeout_s", "3"}),
+                     dir_ / "output", mpirun(4));
+    ASSERT_TRUE(program_->wait_for("saved")) << program_->output();
+    const std::string found = read_command("pgrep -f 'train_gpt .*" + dir_.str() + "'");
+    std::istringstream lines(found);
+    for (int pid; lines >> pid;) {
+      if (read_text("/proc/" + std::to_string(pid) + "/comm") == "train_gpt\n") ranks_.push_back(pid);
+    }
+    ASSERT_EQ(ranks_.size(), 4u) << found;
+  }
+  void expect_that_it_goes_on() {
+    auto options = arguments("stories260k", {"--train.steps", "100000", "--schedule.name", "constant", kSp, "2"});
+    Program again(options, dir_ / "again", mpirun(2));
+    EXPECT_TRUE(again.wait_for("resumed from")) << again.output();
+    EXPECT_TRUE(again.wait_for("\nstep ")) << again.output();
+    again.kill(SIGTERM);
+    again.wait();
+  }
+  static std::string read_command(const std::string& command) {
+    std::string text;
+    FILE* pipe = popen(command.c_str(), "r");
+    for (int c; (c = fgetc(pipe)) != EOF;) text += static_cast<char>(c);
+    pclose(pipe);
+    return text;
+  }
+
+  std::optional<Program> program_;
+  std::vector<int> ranks_;
+};
+
+TEST_F(Dying, a_rank_that_is_killed_ends_the_run) {
+  start();
+  if (HasFatalFailure()) return;
+  kill(ranks_[2], SIGKILL);
+  const ProgramResult result = program_->wait();
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_NE(result.output.find("signal 9"), std::string::npos) << result.output;
+  expect_that_it_goes_on();
+}
+
+TEST_F(Dying, a_rank_that_hangs_is_named) {
+  start();
+  if (HasFatalFailure()) return;
+  kill(ranks_[2], SIGSTOP);
+  const ProgramResult result = program_->wait();
+  EXPECT_EQ(result.exit_code, 1);
+  for (const char* part : {"nothing has moved for", "silent for", "waits for all_"}) {
+    EXPECT_NE(result.output.find(part), std::string::npos) << result.output;
+  }
+  expect_that_it_goes_on();
+}
+
+TEST_F(Dying, a_signal_to_any_rank_saves_once_and_ends_all) {
+  start();
+  if (HasFatalFailure()) return;
+  kill(ranks_[3], SIGTERM);
+  const ProgramResult result = program_->wait();
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_NE(result.output.find("stopped by signal 15"), std::string::npos) << result.output;
+  const int step = read_log(dir_ / "run/log.jsonl").back().at("step");
+  EXPECT_NE(result.output.find("after step " + std::to_string(step)), std::string::npos) << result.output;
+  expect_that_it_goes_on();
+}
+
+TEST_F(Dying, ranks_with_different_configurations_are_told_apart) {
+  const auto left = arguments("stories260k", {}), right = arguments("stories260k", {"--optimizer.lr", "2e-5"});
+  std::vector<std::string> launcher = mpirun(1);
+  launcher.push_back("build/train_gpt");
+  launcher.insert(launcher.end(), left.begin(), left.end());
+  for (const char* word : {":", "--oversubscribe", "-n", "1"}) launcher.push_back(word);
+  const ProgramResult result = run_program(right, launcher);
+  EXPECT_EQ(result.exit_code, 1) << result.output;
+  EXPECT_NE(result.output.find("ranks 1 ("), std::string::npos) << result.output;
+  EXPECT_NE(result.output.find("another run configuration"), std::string::npos) << result.output;
+}
+
+}  // namespace
