@@ -30,7 +30,10 @@ for group in "$@"; do
         want openmpi-bin command -v mpirun
       fi
       ;;
-    test) want libgtest-dev has_header gtest/gtest.h ;;
+    test)
+      want libgtest-dev has_header gtest/gtest.h
+      want iproute2 command -v ip  # two hosts
+      ;;
     lint)
       want clang-format command -v clang-format
       want shellcheck command -v shellcheck
