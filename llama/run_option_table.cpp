@@ -181,7 +181,9 @@ std::vector<Option> options_of(RunConfig& r) {
        .range = at_least(1)},
       {.key = "parallel.timeout_s",
        .value = &r.parallel.timeout_s,
-       .help = "seconds in which no rank moves, after which the run ends with an error.",
+       .help = "seconds in which no rank moves, after which the run ends with an error; above the time that mpirun "
+               "needs to "
+               "notice a lost host (scripts/launch).",
        .range = {.min = 1, .max = 1e6}},
 
       // memory

@@ -42,6 +42,16 @@ echo "== loss curves within 1e-3; the first step's loss, gradients and new weigh
 "$python" scripts/compare_curves.py "$work/train_gpt.jsonl" "$work/reference.jsonl" --key lr --tolerance 1e-12 --lines 1
 "$python" scripts/compare_dumps.py "$work/dump" "$work/reference_dump" --steps 1 --tolerance 1e-4 --worst 5
 
+if command -v mpirun >/dev/null; then
+  echo "== 4 ranks, 2 data-parallel x 2 sequence-parallel, against the same reference"
+  OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1 mpirun --oversubscribe --bind-to none -n 4 \
+    "$trainer" "$work/config.json" --parallel.sp_size 2 --checkpoint.dir "$work/ranks" --log.file "$work/ranks.jsonl" \
+    --debug.dump_dir "$work/ranks_dump" --debug.dump_steps 1 --batch.micro_batch_size 1 > "$work/ranks.out"
+  "$python" scripts/compare_curves.py "$work/ranks.jsonl" "$work/reference.jsonl" --tolerance 1e-3 --lines 11 \
+    --names "4 ranks" "PyTorch + transformers" --out "$work/ranks.png"
+  "$python" scripts/compare_dumps.py "$work/ranks_dump" "$work/reference_dump" --only 'grad/*' --steps 1 --tolerance 1e-4 --worst 5
+fi
+
 echo "== the saved directory opens in transformers 5 and 4 with the logits that train_gpt has"
 checkpoint=$(printf '%s/checkpoints/step_%06d' "$work" "$steps")
 "$trainer" "$work/config.json" --model.path "$checkpoint" --train.steps 1 --schedule.warmup_steps 0 --checkpoint.dir "$work/again" \

@@ -93,7 +93,10 @@ Console::Console(FILE* out, bool is_terminal, bool is_enabled)
 Console Console::standard(bool is_enabled) {
   const char* term = std::getenv("TERM");
   const bool is_dumb = term != nullptr && std::string_view(term) == "dumb";
-  return Console(stdout, isatty(STDOUT_FILENO) != 0 && !is_dumb, is_enabled);
+  // mpirun gives a rank a terminal of its own, which has no width, and writes what comes to wherever it likes.
+  winsize size{};
+  const bool is_terminal = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return Console(stdout, is_terminal && !is_dumb, is_enabled);
 }
 
 int Console::width() const {
