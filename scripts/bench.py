@@ -48,21 +48,47 @@ def documents(case: dict) -> list[list[int]]:
     return docs
 
 
-def run_ours(case: dict, binary: str, work: Path, data: Path) -> dict:
+def run_ours(case: dict, binary: str, work: Path, data: Path, ranks: int = 0, options: tuple[str, ...] = ()) -> dict:
+    """`ranks` > 0: under mpirun, one thread a rank."""
     run = Path(tempfile.mkdtemp(dir=work))
-    command = [binary, "--model.path", MODELS[case["vocab"]], "--model.init", "random", "--data.train", str(data),
+    launcher = ["mpirun", "--bind-to", "core", "-n", str(ranks)] if ranks else []
+    command = [*launcher, binary, "--model.path", MODELS[case["vocab"]], "--model.init", "random", "--data.train", str(data),
                "--data.seq_len", str(case["seq_len"]), "--data.packing", "concat", "--data.shuffle", "false",
                "--data.cache_dir", str(run / "cache"),
-               "--batch.micro_batch_size", str(case["rows"]), "--batch.global_batch_size", str(case["rows"]),
+               "--batch.micro_batch_size", str(case.get("micro", case["rows"])), "--batch.global_batch_size", str(case["rows"]),
                "--optimizer.lr", "3e-4", "--train.steps", str(case["steps"]), "--checkpoint.dir", str(run / "out"),
-               "--memory.recompute", "block" if case["recompute"] else "none"]
-    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+               "--memory.recompute", "block" if case["recompute"] else "none", *options]
+    env = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env)
     if out.returncode:
         sys.exit(f"train_gpt failed:\n{out.stdout}{out.stderr}")
     lines = [json.loads(line) for line in (run / "out/log.jsonl").read_text().splitlines()][WARMUP:]
     total = [line for line in out.stdout.splitlines() if line.startswith("total")][-1]
     return dict(tokens_per_s=statistics.median(line["tokens_per_s"] for line in lines), loss=lines[-1]["loss"],
-                peak_mib=max(line["mem_mib"] for line in lines), planned_mib=float(total.split()[-1]))
+                peak_mib=max(line["mem_mib"] for line in lines), planned_mib=float(total.split()[-1]),
+                waiting=statistics.median(line.get("wait_ms", 0) / line["step_ms"] for line in lines))
+
+
+def ranks_table(args: argparse.Namespace, work: Path) -> list[str]:
+    """Weak scaling: 4096 tokens and one thread a rank, 1 rank against 2, in turns."""
+    one = CASES["packed"]
+    runs = {"1 rank": (one, 1, ()), "2 ranks, ZeRO-3": (dict(one, rows=2, micro=1), 2, ()),
+            "2 ranks, Ulysses, T=8192": (dict(one, seq_len=2 * one["seq_len"]), 2, ("--parallel.sp_size", "2"))}
+    results: dict[str, list[dict]] = {name: [] for name in runs}
+    for _ in range(args.rounds):
+        for name, (case, ranks, options) in runs.items():
+            data = work / "ranks.jsonl"
+            data.write_text("".join(json.dumps({"input_ids": doc}) + "\n" for doc in documents(case)))
+            results[name].append(run_ours(case, args.binary, work, data, ranks, ("--log.traffic", "true", *options)))
+    alone = statistics.median(r["tokens_per_s"] for r in results["1 rank"])
+    lines = ["", "Weak scaling, 4096 tokens and one thread a rank, medians of rounds taken in turns:", "",
+             "| ranks | tokens/s | of ideal | of the step waiting for collectives |", "|---|---|---|---|"]
+    for name, found in results.items():
+        rate, ranks = statistics.median(r["tokens_per_s"] for r in found), runs[name][1]
+        waiting = statistics.median(r["waiting"] for r in found)
+        lines.append(f"| {name} | {rate:.0f} | {100 * rate / (alone * ranks):.0f}% | {100 * waiting:.1f}% |")
+        print(lines[-1], flush=True)
+    return lines
 
 
 def peer(name: str, data: Path) -> None:
@@ -133,6 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", default=list(CASES), help=f"of {', '.join(CASES)}")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ranks", action="store_true", help="weak scaling under mpirun, too")
     parser.add_argument("--binary", default="build/train_gpt")
     parser.add_argument("--fma-peak", type=float, default=0, help="GFLOP/s of the FMA units, as kernels_bench measures")
     parser.add_argument("--out", type=Path, help="Markdown file to write")
@@ -172,6 +199,8 @@ def main() -> None:
             lines.append(f"| {name} | {a:.0f} | {b:.0f} | {a / b:.2f} | {share} | {memory:.0f} | {planned:.0f} "
                          f"| {peer_memory:.0f} | {peer_memory / memory:.1f} |")
             print(lines[-1], flush=True)
+        if args.ranks:
+            lines += ranks_table(args, Path(work))
     text = "\n".join(lines) + "\n"
     print(text)
     if args.out:

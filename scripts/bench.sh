@@ -10,7 +10,7 @@ export OMP_PROC_BIND=true
 "$kernels" | tee "$text"
 peak=$(sed -n 's/.*multiply-add peak[^0-9]*\([0-9.]*\).*/\1/p' "$text" | head -1)
 unset OMP_PROC_BIND
-.venv/bin/python scripts/bench.py --fma-peak "${peak:-0}" --out "$out"
+.venv/bin/python scripts/bench.py --fma-peak "${peak:-0}" --ranks --out "$out"
 {
   printf '\n## Kernels\n\n```\n'
   cat "$text"
