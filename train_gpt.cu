@@ -284,8 +284,8 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   check_targets(run, train_data, eval_data ? &*eval_data : nullptr, done, total_rows);
 
   MemoryPlan plan = plan_memory(run, model, shape);
-  plan.host_bytes =
-      static_cast<size_t>(read_process_memory().resident_bytes) + gemm_buffer_bytes(DType::F32) + batch_bytes(run);
+  plan.host_bytes = static_cast<size_t>(read_process_memory().resident_bytes) + gemm_buffer_bytes(DType::F32) +
+                    batch_bytes(run, shape);
   report_memory(console, plan, recompute_choices(run, model, shape), run);
   report_traffic(console, plan_traffic(run, model, shape), shape);
   if (run.plan) return 0;

@@ -36,9 +36,11 @@ ModelOptions model_options(const RunConfig& run, const ModelConfig& model, const
   return options;
 }
 
-size_t batch_bytes(const RunConfig& run) {
+size_t batch_bytes(const RunConfig& run, const MeshShape& shape) {
   constexpr size_t kBytesPerToken = 4 * sizeof(int32_t);  // tokens, targets, positions, document ids
-  return static_cast<size_t>(run.batch.global_batch_size * run.data.seq_len) * kBytesPerToken;
+  const int64_t mine = run.batch.global_batch_size / shape.data_parallel() * run.data.seq_len / shape.sp;
+  const int64_t whole = shape.sp > 1 ? run.batch.micro_batch_size * run.data.seq_len : 0;
+  return static_cast<size_t>(mine + whole) * kBytesPerToken;
 }
 
 MemoryPlan plan_memory(const RunConfig& run, const ModelConfig& model, const MeshShape& shape) {

@@ -37,8 +37,8 @@ struct MemoryPlan {
   size_t total_bytes() const { return arena_bytes + host_bytes; }
 };
 
-/// The rows of one step on the host, beside the arena.
-size_t batch_bytes(const RunConfig& run);
+/// A rank's tokens of one step on the host, beside the arena, and a whole micro-batch before it is cut.
+size_t batch_bytes(const RunConfig& run, const MeshShape& shape);
 
 /// Of one rank.
 MemoryPlan plan_memory(const RunConfig& run, const ModelConfig& model, const MeshShape& shape);

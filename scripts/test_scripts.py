@@ -363,7 +363,9 @@ def a_followed_log_may_grow_and_be_resumed(tmp: Path) -> None:
     log, out = tmp / "log.jsonl", tmp / "tb"
     lines = [json.dumps({"step": s, "loss": float(s)}) + "\n" for s in range(1, 8)]
     command = [sys.executable, str(SCRIPTS / "export_log.py"), str(log), "--out", str(out), "--follow", "--every", "0.1"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    # A shell starts background jobs with SIGINT ignored, and that is inherited.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
     def wait_for(expected: dict[int, float]) -> None:
         deadline = time.monotonic() + 120
