@@ -65,6 +65,14 @@ Loader make_loader(const DataOptions& options, Communicator& world, HostRanks& h
   return std::move(*loader);
 }
 
+/// What two loaders of the same files have in common.
+std::string fingerprint(Loader& loader) {
+  const DataSummary& s = loader.summary();
+  return fmt::format("{} documents, {} tokens, {} targets, the longest {}, {} rows in {} tokens", s.num_documents,
+                     s.num_tokens, s.num_loss_tokens, s.longest_document, s.first_epoch.num_rows,
+                     s.first_epoch.num_tokens);
+}
+
 /// What one rank computes of a micro-step: its tokens of some rows of the global batch.
 struct MicroBatch {
   Batch batch;
@@ -252,6 +260,8 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
 
   world.set_timeout(run.parallel.timeout_s);
   if (run.debug.check_collectives) world.check_collectives();
+  std::error_code ignored;
+  check_same(world, "program", fmt::format("{} {}", kVersion, std::filesystem::file_size("/proc/self/exe", ignored)));
   check_same(world, "run configuration", to_json(run).dump());
   const MeshShape shape = mesh_shape(run.world > 0 ? run.world : world.size(), run.parallel.dp_replicate_size,
                                      run.parallel.cp_size, run.parallel.sp_size);
@@ -261,6 +271,7 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   // The checkpoint that the run goes on from says what the model is, too.
   std::optional<RunLock> lock;
   if (!run.plan && world.rank() == 0) lock.emplace(run.checkpoint.dir);
+  if (!run.plan) check_shared(world, run.checkpoint.dir);
   const auto resumed = agree_on_checkpoint(run, world, console);
   const std::string model_path = resumed ? resumed->path.string() : run.model.path;
   const ModelConfig model = load_model_config(model_path);
@@ -280,6 +291,8 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   const TrainerState done = resumed ? resumed->state : TrainerState{};
   const auto [total_steps, total_rows] = length_of(run, train_data, done);
   validate_schedule(run.schedule, total_steps);
+  check_same(world, "content of data.train", fingerprint(train_data));
+  if (eval_data) check_same(world, "content of data.eval", fingerprint(*eval_data));
   report_steps(console, run, shape, train_data, total_steps, total_rows);
   check_targets(run, train_data, eval_data ? &*eval_data : nullptr, done, total_rows);
 
@@ -295,7 +308,6 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
     for (const std::string& line : prepare_checkpoint_dir(run.checkpoint.dir)) console.info("{}", line);
     if (!run.debug.dump_dir.empty()) FileSystem().check_writable(run.debug.dump_dir);
   }
-  check_shared(world, run.checkpoint.dir);
   const CompanionFiles companions = read_companion_files(model_path);
   const double peak_flops = world.sum(measure_gemm_peak(device));
   Arena arena(device, plan.arena_bytes);
@@ -387,9 +399,11 @@ int main(int argc, char** argv) {
     return train(*world, stop, argc, argv);
   } catch (const std::exception& e) {
     // What fails on several ranks is said once, by the first, whose abort ends the others (SIGTERM) while they wait.
-    const auto patience = std::chrono::milliseconds(world && world->rank() > 0 ? 1000 + 100 * world->rank() : 0);
+    const int rank = world ? world->rank() : 0;
+    const auto patience = std::chrono::milliseconds(rank == 0 ? 0 : 1000 + 100 * std::min(rank, 20));
+    stop.arrived();  // what came before the error is not the abort
     for (const auto start = Clock::now(); Clock::now() - start < patience;) {
-      if (stop.received() == SIGTERM) std::_Exit(1);
+      if (stop.arrived() == SIGTERM) std::_Exit(1);
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     std::fflush(stdout);

@@ -17,6 +17,7 @@ std::vector<int64_t> divisors(int64_t n) {
 MeshShape mesh_shape(int64_t world, int64_t dp_replicate, int64_t cp, int64_t sp) {
   CHECK(cp == 1, "parallel.cp_size = {}: ring attention is not part of this version; use parallel.sp_size (Ulysses)",
         cp);
+  CHECK(world >= 1 && world <= 1 << 20, "{} ranks, expected 1 to 2^20", world);
   CHECK(world % sp == 0, "parallel.sp_size = {} does not divide the {} ranks of this run: use {}", sp, world,
         fmt::join(divisors(world), ", "));
   CHECK(world / sp % dp_replicate == 0,

@@ -1,7 +1,7 @@
 // Mesh: which rank does what. rank = [dp_replicate][dp_shard][cp][sp], sp fastest.
 //
-//   sp            ranks that share the tokens of a row (Ulysses): neighbours, of one host where possible
-//   shard         dp_shard x cp x sp: the ranks that parameters, gradients and moments are sharded over (ZeRO-3)
+//   sp            ranks that share the tokens of a row (Ulysses): neighbours: of one host when mpirun fills host after
+//   host shard         dp_shard x cp x sp: the ranks that parameters, gradients and moments are sharded over (ZeRO-3)
 //   replicate     ranks that hold the same shard, in different replicas (HSDP)
 //   data parallel dp_replicate x dp_shard: groups that read different rows
 #pragma once

@@ -10,7 +10,7 @@ class MpiPending : public Communicator::Pending {
   MpiPending(std::shared_ptr<MpiProgress> progress, std::shared_ptr<MpiProgress::Operation> operation)
       : progress_(std::move(progress)), operation_(std::move(operation)) {}
   ~MpiPending() override {
-    if (!operation_->is_done) progress_->abandon(operation_);
+    if (!operation_->is_done) progress_->abandon();
   }
   void wait() override { progress_->wait(*operation_); }
 
@@ -57,23 +57,23 @@ MpiComm::MpiComm(MPI_Comm comm, std::string name, std::shared_ptr<MpiProgress> p
 
 MpiComm::~MpiComm() {
   // After an error the other ranks are elsewhere: MPI is left alone until it is aborted.
-  if (comm_ != MPI_COMM_WORLD && std::uncaught_exceptions() == 0) MPI_Comm_free(&comm_);
+  if (comm_ == MPI_COMM_WORLD || std::uncaught_exceptions() > 0) return;
+  progress_->call("MPI_Comm_free", [&] { return MPI_Comm_free(&comm_); });
 }
 
 std::string MpiComm::host() const {
-  char name[MPI_MAX_PROCESSOR_NAME];
-  int length = 0;
-  MPI_Get_processor_name(name, &length);
-  return std::string(name, static_cast<size_t>(length));
+  return progress_->host();
 }
 
 std::unique_ptr<Communicator> MpiComm::do_split(int color, const std::string& name) {
+  barrier();  // which is watched, as the split is not
   MPI_Comm part = MPI_COMM_NULL;
   progress_->call("MPI_Comm_split", [&] { return MPI_Comm_split(comm_, color, rank_, &part); });
   return std::make_unique<MpiComm>(part, name, progress_);
 }
 
 std::unique_ptr<Communicator> MpiComm::split_by_host() {
+  barrier();
   MPI_Comm part = MPI_COMM_NULL;
   progress_->call("MPI_Comm_split_type",
                   [&] { return MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &part); });

@@ -109,7 +109,7 @@ void MpiProgress::wait(Operation& operation) {
         const std::lock_guard lock(mutex_);
         poll();
         beat();
-        if (!operation.is_done) check_timeout(operation);
+        if (!operation.is_done) check_timeout(operation, start);
       }
       if (!operation.is_done) sched_yield();
     }
@@ -121,15 +121,15 @@ void MpiProgress::wait(Operation& operation) {
   CHECK(operation.error.empty(), "{}: {}", operation.what, operation.error);
 }
 
-void MpiProgress::abandon(const std::shared_ptr<Operation>& operation) {
+void MpiProgress::abandon() {
   const std::lock_guard lock(mutex_);
-  pending_.remove(operation);
+  is_abandoned_ = true;
 }
 
 void MpiProgress::run() {
   std::unique_lock lock(mutex_);
   while (!is_ending_) {
-    if (!somebody_waits_) {
+    if (!somebody_waits_ && !is_abandoned_) {
       poll();
       beat();
     }
@@ -187,9 +187,9 @@ void MpiProgress::receive_beats() {
   }
 }
 
-void MpiProgress::check_timeout(const Operation& operation) {
+void MpiProgress::check_timeout(const Operation& operation, Clock::time_point start) {
   const auto now = Clock::now();
-  auto last = peers_.front().moved;
+  auto last = start;
   for (const Peer& peer : peers_) last = std::max(last, peer.moved);
   if (seconds(now - last) < timeout_s_) return;
   fail("nothing has moved for {:.0f} s (parallel.timeout_s) while this rank waits for {}. {}", seconds(now - last),

@@ -1,7 +1,7 @@
 // Collectives that are under way, and who moves them. Open MPI moves a non-blocking collective only inside calls to
 // MPI: here a thread makes such calls every fifth of a millisecond while the others compute, so that gathers and
-// reductions really overlap with computing. Every wait is a loop around MPI_Test, never a blocking call: it yields the
-// core when ranks outnumber cores, and it ends with an Error when nothing moves any more.
+// reductions really overlap with computing. Every wait for one is a loop around MPI_Test, never a blocking call: it
+// yields the core when ranks outnumber cores, and it ends with an Error when nothing moves any more.
 //
 // Whether anything moves is known from beats: a few times per timeout each rank tells all others how often it has moved
 // (a collective that ended, a call of moved()) and where it is. When no rank has moved for `timeout_s`, those that wait
@@ -43,12 +43,14 @@ class MpiProgress {
   /// `call` starts a non-blocking collective.
   std::shared_ptr<Operation> start(std::string what, const std::function<int(MPI_Request*)>& call);
   void wait(Operation& operation);
-  /// Of an operation that nobody will wait for, when the run ends with an error: its memory is about to go away.
-  void abandon(const std::shared_ptr<Operation>& operation);
+  /// An operation is left that nobody will wait for, since the run ends with an error: its memory is about to go away,
+  /// so that MPI is not called any more.
+  void abandon();
   /// Any other MPI call: one thread at a time (MPI_THREAD_SERIALIZED).
   void call(const char* what, const std::function<int()>& call);
   /// Before MPI_Finalize.
   void stop();
+  const std::string& host() const { return peers_[static_cast<size_t>(rank_)].host; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -71,13 +73,13 @@ class MpiProgress {
   void poll();
   void beat();
   void receive_beats();
-  void check_timeout(const Operation& operation);
+  void check_timeout(const Operation& operation, Clock::time_point start);
   std::string who_is_where() const;
 
   std::mutex mutex_;
   std::condition_variable wake_;
   std::list<std::shared_ptr<Operation>> pending_;
-  bool is_ending_ = false;
+  bool is_ending_ = false, is_abandoned_ = false;
   std::atomic<bool> somebody_waits_ = false;
 
   MPI_Comm beats_ = MPI_COMM_NULL;

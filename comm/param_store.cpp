@@ -81,10 +81,13 @@ ParamStore::ParamStore(Arena& arena, std::vector<UnitSpec> units, DType dtype, c
 
 ParamStore::~ParamStore() {
   if (std::uncaught_exceptions() > 0) return;
-  for (Slot& slot : slots_) {
-    if (slot.gathering) slot.gathering->wait();
+  try {
+    for (Slot& slot : slots_) {
+      if (slot.gathering) slot.gathering->wait();
+    }
+    if (reducing_) reducing_->request->wait();
+  } catch (const Error&) {  // whoever waits next will say it
   }
-  if (reducing_) reducing_->request->wait();
 }
 
 void ParamStore::gather(size_t u) {

@@ -15,7 +15,6 @@
 // Every sum is taken in the order of ranks. With one shard a full unit is the shard: nothing is copied.
 #pragma once
 
-#include <array>
 #include <optional>
 #include <string>
 #include <vector>

@@ -39,6 +39,10 @@ void InputFile::read(int64_t offset, int64_t size_bytes, void* to) const {
   }
 }
 
+void InputFile::forget_cached() const {
+  posix_fadvise(fd_.fd(), 0, 0, POSIX_FADV_DONTNEED);
+}
+
 MappedFile::MappedFile(const FileHandle& fd, int64_t size_bytes, const std::filesystem::path& path)
     : size_bytes_(size_bytes) {
   if (size_bytes == 0) return;

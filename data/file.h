@@ -50,6 +50,8 @@ class InputFile {
 
   /// Bytes [offset, offset + size) into `to`. Thread-safe.
   void read(int64_t offset, int64_t size_bytes, void* to) const;
+  /// Pages of it that this host keeps in memory are dropped.
+  void forget_cached() const;
 
  private:
   std::filesystem::path path_;

@@ -40,13 +40,13 @@ FileHandle open_file(const fs::path& path, int flags) {
 
 FileHandle FileSystem::create(const fs::path& path) const {
   if (const int error = fault("create", path)) fail_operation("create", path, error);
-  FileHandle file = open_file(path, O_RDWR | O_CREAT | O_TRUNC);
+  FileHandle file = open_file(path, O_WRONLY | O_CREAT | O_TRUNC);
   if (!file) fail_operation("create", path, errno);
   return file;
 }
 
 FileHandle FileSystem::open(const fs::path& path) const {
-  FileHandle file = open_file(path, O_RDWR);
+  FileHandle file = open_file(path, O_WRONLY);
   if (!file) fail_operation("open for writing", path, errno);
   return file;
 }

@@ -20,9 +20,10 @@ class FileSystem {
   FileSystem() = default;
   explicit FileSystem(Fault fault) : fault_(std::move(fault)) {}
 
-  /// An empty file, open for reading and writing; an old one is emptied.
+  /// An empty file, open for writing only: several hosts may write parts of one page of it, and an NFS client that may
+  /// read would fill up the page with what it knows, and write that back. An old file is emptied.
   FileHandle create(const std::filesystem::path& path) const;
-  /// An existing file, open for reading and writing.
+  /// An existing file, open for writing only.
   FileHandle open(const std::filesystem::path& path) const;
   /// Makes the file `size_bytes` long with its blocks reserved, so that a full disk is seen now and not half-way.
   void allocate(const FileHandle& file, const std::filesystem::path& path, int64_t size_bytes) const;

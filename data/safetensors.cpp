@@ -446,6 +446,7 @@ SafetensorsWriter::SafetensorsWriter(const fs::path& path, const std::vector<Ten
     file_ = file_system_.create(path_);
     file_system_.allocate(file_, path_, layout.file_size);
     file_system_.write(file_, path_, 0, layout.header);
+    file_system_.sync(file_, path_);  // for the other hosts, which read it next
     return;
   }
   file_ = file_system_.open(path_);
@@ -455,6 +456,7 @@ SafetensorsWriter::SafetensorsWriter(const fs::path& path, const std::vector<Ten
         written.size_bytes(), layout.file_size);
   std::string header(layout.header.size(), '\0');
   written.read(0, static_cast<int64_t>(header.size()), header.data());
+  written.forget_cached();  // see FileSystem::create
   CHECK(header == layout.header, "'{}' has another header than this rank expects: the ranks do not write the same",
         path.string());
 }

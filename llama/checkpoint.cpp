@@ -49,6 +49,7 @@ void write_shards(std::vector<SafetensorsWriter>& writers, TrainState& state, Co
       world.moved();
     }
     writers[file].finish();
+    world.moved();
   }
 }
 
@@ -101,5 +102,4 @@ void load_checkpoint(const Checkpoint& checkpoint, TrainState& state, const Mode
       report(static_cast<int64_t>(to.size_bytes()));
     }
   }
-  state.params.weights_changed();
 }

@@ -38,7 +38,8 @@ ModelOptions model_options(const RunConfig& run, const ModelConfig& model, const
 
 size_t batch_bytes(const RunConfig& run, const MeshShape& shape) {
   constexpr size_t kBytesPerToken = 4 * sizeof(int32_t);  // tokens, targets, positions, document ids
-  const int64_t mine = run.batch.global_batch_size / shape.data_parallel() * run.data.seq_len / shape.sp;
+  const int64_t mine =
+      run.batch.global_batch_size / shape.data_parallel() * ((run.data.seq_len + shape.sp - 1) / shape.sp);
   const int64_t whole = shape.sp > 1 ? run.batch.micro_batch_size * run.data.seq_len : 0;
   return static_cast<size_t>(mine + whole) * kBytesPerToken;
 }

@@ -48,7 +48,7 @@ MemoryPlan plan_memory(const RunConfig& run, const ModelConfig& model, const Mes
 ///              first all blocks but two
 ///   reduces    each unit's gradients, every micro-step
 ///   exchanges  q, k, v and the attention's output of my tokens, forward and backward (and in the recomputed forward)
-/// and 2 (R - 1) / R of each shard's gradients over R replicas.
+/// and 2 (R - 1) / R of each shard's gradients over R replicas. A step after an evaluation finds some units gathered.
 Traffic plan_traffic(const RunConfig& run, const ModelConfig& model, const MeshShape& shape);
 /// What was sent since the start.
 Traffic measured_traffic(const TrainState& state);

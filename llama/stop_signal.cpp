@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <csignal>
 #include <ctime>
 
@@ -27,9 +28,14 @@ StopSignal::StopSignal() {
 }
 
 int StopSignal::received() {
+  arrived();
+  return signal_;
+}
+
+int StopSignal::arrived() {
   const sigset_t set = stop_signals();
   const timespec now = {0, 0};
   const int signal = sigtimedwait(&set, nullptr, &now);
   if (signal > 0) signal_ = signal;
-  return signal_;
+  return std::max(signal, 0);
 }

@@ -11,6 +11,8 @@ class StopSignal {
 
   /// The number of a signal that has arrived, now or earlier; 0 = none.
   int received();
+  /// The same of one that has arrived since the last call of either.
+  int arrived();
 
  private:
   int signal_ = 0;

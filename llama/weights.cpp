@@ -136,6 +136,7 @@ void init_random(ParamStore& params, const ModelConfig& config, const std::vecto
       });
     });
   }
+  params.weights_changed();
 }
 
 void load_weights(ParamStore& params, const ModelConfig& config, const std::vector<ParamUnit>& units,
@@ -156,4 +157,5 @@ void load_weights(ParamStore& params, const ModelConfig& config, const std::vect
         progress(done * static_cast<int64_t>(size_of(to.dtype)), total * static_cast<int64_t>(size_of(to.dtype)));
     }
   }
+  params.weights_changed();
 }
