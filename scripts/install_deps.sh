@@ -33,6 +33,7 @@ for group in "$@"; do
     test)
       want libgtest-dev has_header gtest/gtest.h
       want iproute2 command -v ip  # two hosts
+      want procps command -v pgrep
       ;;
     lint)
       want clang-format command -v clang-format

@@ -292,7 +292,7 @@ class Dying : public Distributed {
   /// A long run of 4 ranks (2 x 2) that has saved at least once, and its ranks.
   void start() {
     program_.emplace(arguments("stories260k", {"--train.steps", "100000", "--schedule.name", "constant",
-                                               "--checkpoint.every", "1", kSp, "2", "--parallel.timeout_s", "3"}),
+                                               "--checkpoint.every", "1", kSp, "2", "--parallel.timeout_s", "8"}),
                      dir_ / "output", mpirun(4));
     ASSERT_TRUE(program_->wait_for("saved")) << program_->output();
     const std::string found = read_command("pgrep -f 'train_gpt .*" + dir_.str() + "'");
