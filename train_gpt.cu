@@ -18,6 +18,7 @@
 #include "data/deal.h"
 #include "data/loader.h"
 #include "layers/core/gemm.h"
+#include "layers/core/integer.h"
 #include "layers/core/log.h"
 #include "layers/core/parallel.h"
 #include "llama/checkpoint.h"
@@ -192,7 +193,7 @@ std::pair<int64_t, int64_t> length_of(const RunConfig& run, Loader& data, const 
     return {*run.train.steps, done.next_sample + std::max<int64_t>(0, *run.train.steps - done.step) * global};
   }
   const int64_t rows = data.total_rows(*run.train.epochs), left = std::max<int64_t>(0, rows - done.next_sample);
-  return {done.step + (left + global - 1) / global, rows};
+  return {done.step + ceil_div(left, global), rows};
 }
 
 /// Every step, and the evaluation, needs a target: what would fail in the night is found before training starts.

@@ -1,12 +1,6 @@
 #include "comm/flat_layout.h"
 
-namespace {
-
-int64_t round_up(int64_t n, int64_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
-
-}  // namespace
+#include "layers/core/integer.h"
 
 FlatLayout::FlatLayout(const std::vector<TensorSpec>& tensors, int num_shards) : num_shards_(num_shards) {
   CHECK(num_shards >= 1, "a unit cannot be cut into {} shards", num_shards);
@@ -15,5 +9,5 @@ FlatLayout::FlatLayout(const std::vector<TensorSpec>& tensors, int num_shards) :
     begin_.push_back(end);
     end = round_up(end + tensor.shape.numel(), kAlignment);
   }
-  shard_numel_ = round_up((end + num_shards - 1) / num_shards, kAlignment);
+  shard_numel_ = round_up(ceil_div(end, num_shards), kAlignment);
 }

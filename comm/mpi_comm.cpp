@@ -58,7 +58,10 @@ MpiComm::MpiComm(MPI_Comm comm, std::string name, std::shared_ptr<MpiProgress> p
 MpiComm::~MpiComm() {
   // After an error the other ranks are elsewhere: MPI is left alone until it is aborted.
   if (comm_ == MPI_COMM_WORLD || std::uncaught_exceptions() > 0) return;
-  progress_->call("MPI_Comm_free", [&] { return MPI_Comm_free(&comm_); });
+  progress_->call("MPI_Comm_free", [&] {
+    MPI_Comm_free(&comm_);
+    return MPI_SUCCESS;  // a destructor has nobody to tell
+  });
 }
 
 std::string MpiComm::host() const {

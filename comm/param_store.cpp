@@ -5,7 +5,7 @@
 #include <cstring>
 #include <exception>
 
-#include "layers/core/parallel.h"
+#include "layers/core/integer.h"
 #include "layers/reduce.h"
 
 namespace {
@@ -173,8 +173,7 @@ void ParamStore::finish_grads() {
 
 // What each replica sums of n elements.
 int64_t ParamStore::replica_part(int64_t n, int replicas) {
-  const int64_t multiple = FlatLayout::kAlignment * replicas;
-  return (n + multiple - 1) / multiple * FlatLayout::kAlignment;
+  return round_up(ceil_div(n, replicas), FlatLayout::kAlignment);
 }
 
 // All-reduce: each replica sums one part in the order of replicas, and gives it to the others.

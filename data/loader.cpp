@@ -5,15 +5,13 @@
 #include <cmath>
 #include <numeric>
 
+#include "layers/core/integer.h"
+
 namespace {
 
 // A batch touches two epochs at most times, and two windows; rows are asked for in order.
 constexpr size_t kKeptEpochs = 2;
 constexpr size_t kKeptWindows = 2;
-
-int64_t round_up(int64_t n, int64_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
 
 void check_options(const DataOptions& o) {
   CHECK(!o.sources.empty(), "there are no data: give data.train (or data.eval) at least one file");

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "layers/core/gemm_tile.h"
+#include "layers/core/integer.h"
 #include "layers/core/math.h"
 #include "layers/core/parallel.h"
 
@@ -24,13 +25,6 @@ constexpr int64_t kBlockRows = 192;             // a multiple of every kTileCols
 constexpr int64_t kBlockKeys = 96;              // a multiple of kTileRows
 constexpr int64_t kStripKeys = kBlockKeys + 1;  // keys from one strip of weights to the next
 constexpr size_t kAlignment = 64;
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-int64_t round_up(int64_t a, int64_t unit) {
-  return ceil_div(a, unit) * unit;
-}
 
 /// Everything that follows from the shape alone.
 struct Geometry {

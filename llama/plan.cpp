@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "layers/core/integer.h"
+
 namespace {
 
 constexpr int64_t kLossTileBytes = int64_t{32} << 20;  // of fp32 logits: a few tiles fit the last-level cache
@@ -29,7 +31,7 @@ TrainState::TrainState(Arena& arena, const RunConfig& run, const ModelConfig& mo
 ModelOptions model_options(const RunConfig& run, const ModelConfig& model, const MeshShape& shape) {
   ModelOptions options;
   options.sp_size = shape.sp;
-  options.max_tokens = run.batch.micro_batch_size * ((run.data.seq_len + shape.sp - 1) / shape.sp);
+  options.max_tokens = run.batch.micro_batch_size * ceil_div(run.data.seq_len, shape.sp);
   options.loss_tile_tokens = run.memory.loss_tile_tokens > 0 ? std::min(run.memory.loss_tile_tokens, options.max_tokens)
                                                              : default_loss_tile(options.max_tokens, model.vocab_size);
   options.recompute_blocks = run.memory.recompute == "block";
@@ -38,8 +40,7 @@ ModelOptions model_options(const RunConfig& run, const ModelConfig& model, const
 
 size_t batch_bytes(const RunConfig& run, const MeshShape& shape) {
   constexpr size_t kBytesPerToken = 4 * sizeof(int32_t);  // tokens, targets, positions, document ids
-  const int64_t mine =
-      run.batch.global_batch_size / shape.data_parallel() * ((run.data.seq_len + shape.sp - 1) / shape.sp);
+  const int64_t mine = run.batch.global_batch_size / shape.data_parallel() * ceil_div(run.data.seq_len, shape.sp);
   const int64_t whole = shape.sp > 1 ? run.batch.micro_batch_size * run.data.seq_len : 0;
   return static_cast<size_t>(mine + whole) * kBytesPerToken;
 }

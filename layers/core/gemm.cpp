@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "layers/core/gemm_tile.h"
+#include "layers/core/integer.h"
 #include "layers/core/parallel.h"
 
 namespace {
@@ -20,10 +21,6 @@ constexpr int64_t kDepth = 384;          // a strip of B (24 KiB in fp32) stays 
 constexpr int64_t kBlockRows = 96;       // a multiple of kTileRows; a block of A and the next one share a 512 KiB L2
 constexpr int64_t kPanelCols = 1024;     // a multiple of every kTileCols; a panel of B is 1.5 MiB
 constexpr int64_t kSmallWork = 1 << 20;  // multiply-adds below which threads cost more than they save
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 template <class T>
 constexpr size_t panel_bytes() {

@@ -61,20 +61,12 @@ TEST(Communicator, ranks_that_call_different_collectives_are_told_when_they_are_
   HostTensor a(DType::F32, {16}, "a"), b(DType::F32, {16}, "b"), longer(DType::F32, {32}, "a");
   EXPECT_NO_THROW(inner->all_gather(a));
   const bool is_odd_one = inner->rank() == 3;
-  const auto error = [&](const std::function<void()>& call) {
-    try {
-      call();
-    } catch (const Error& e) {
-      return std::string(e.what());
-    }
-    return std::string();
-  };
-  const std::string kind = error([&] { is_odd_one ? inner->all_to_all(b, a) : inner->all_gather(a); });
+  const std::string kind = error_of([&] { is_odd_one ? inner->all_to_all(b, a) : inner->all_gather(a); });
   EXPECT_NE(kind.find("rank 3: call 2: all_to_all of a"), std::string::npos) << kind;
   EXPECT_EQ(kind.find("rank 4"), std::string::npos) << kind;
-  const std::string name = error([&] { inner->all_gather(is_odd_one ? b : a); });
+  const std::string name = error_of([&] { inner->all_gather(is_odd_one ? b : a); });
   EXPECT_NE(name.find("rank 3: call 3: all_gather of b"), std::string::npos) << name;
-  const std::string size = error([&] { inner->all_gather(is_odd_one ? longer : a); });
+  const std::string size = error_of([&] { inner->all_gather(is_odd_one ? longer : a); });
   EXPECT_NE(size.find("16 bytes a part"), std::string::npos) << size;
   EXPECT_NO_THROW(inner->all_gather(a));  // and they can go on
 }

@@ -193,22 +193,7 @@ TEST_F(BadInput, a_long_row_is_a_warning_with_advice) {
 // RLIMIT_FSIZE stands for a full disk: a write beyond it fails as ENOSPC would (EFBIG). The model is larger than what
 // MPI needs for itself.
 TEST_F(BadInput, a_full_disk_while_saving_keeps_the_previous_checkpoint) {
-  const std::vector<std::string> base = {"configs/bytes_from_scratch.json",
-                                         "--data.cache_dir",
-                                         dir_ / "cache",
-                                         "--data.seq_len",
-                                         "64",
-                                         "--batch.micro_batch_size",
-                                         "2",
-                                         "--batch.global_batch_size",
-                                         "2",
-                                         "--checkpoint.dir",
-                                         dir_ / "run",
-                                         "--schedule.warmup_steps",
-                                         "0",
-                                         "--train.steps"};
-  std::vector<std::string> two = base, four = base;
-  two.push_back("2"), four.push_back("4");
+  const auto two = large_run(dir_, "2", "2"), four = large_run(dir_, "4", "2");
   ASSERT_EQ(run_program(two).exit_code, 0);
   const std::string before = read_text(dir_ / "run/step_000002/model.safetensors");
 

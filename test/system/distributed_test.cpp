@@ -342,28 +342,11 @@ TEST_F(Dying, a_rank_that_is_killed_at_any_moment_ends_the_run_and_the_next_goes
 
 TEST_F(Dying, a_disk_that_is_full_on_one_rank_keeps_the_previous_checkpoint) {
   // RLIMIT_FSIZE as in bad_input_test, for rank 1 alone; the model is larger than it.
-  const auto options = [&](const char* steps) {
-    return std::vector<std::string>{"configs/bytes_from_scratch.json",
-                                    "--data.cache_dir",
-                                    dir_ / "cache",
-                                    "--data.seq_len",
-                                    "64",
-                                    "--batch.micro_batch_size",
-                                    "1",
-                                    "--batch.global_batch_size",
-                                    "2",
-                                    "--checkpoint.dir",
-                                    dir_ / "run",
-                                    "--schedule.warmup_steps",
-                                    "0",
-                                    "--train.steps",
-                                    steps};
-  };
-  ASSERT_EQ(run_program(options("2"), mpirun(2)).exit_code, 0);
+  ASSERT_EQ(run_program(large_run(dir_, "2", "1"), mpirun(2)).exit_code, 0);
   const std::string before = read_text(dir_ / "run/step_000002/model.safetensors");
   std::vector<std::string> launcher = mpirun(1);
   launcher.push_back("build/train_gpt");
-  const auto all = options("4");
+  const auto all = large_run(dir_, "4", "1");
   launcher.insert(launcher.end(), all.begin(), all.end());
   for (const char* word : {":", "--oversubscribe", "-n", "1", "bash", "-c", "ulimit -S -f 6144; exec \"$@\"", "rank"}) {
     launcher.push_back(word);

@@ -119,3 +119,53 @@ inline std::vector<nlohmann::json> read_log(const std::filesystem::path& path) {
   for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
   return lines;
 }
+
+/// A small run in `dir` on the trained model and text of test/fixtures; `options` are added, or replace its own.
+inline std::vector<std::string> small_run(const TemporaryDirectory& dir, const std::vector<std::string>& options = {}) {
+  std::vector<std::string> arguments = {"--model.path",
+                                        "test/fixtures/stories260k",
+                                        "--data.train",
+                                        "test/fixtures/shakespeare.jsonl",
+                                        "--data.seq_len",
+                                        "256",
+                                        "--data.cache_dir",
+                                        dir / "cache",
+                                        "--batch.micro_batch_size",
+                                        "2",
+                                        "--batch.global_batch_size",
+                                        "4",
+                                        "--optimizer.lr",
+                                        "1e-3",
+                                        "--checkpoint.dir",
+                                        dir / "run"};
+  for (size_t i = 0; i < options.size(); i += 2) {
+    const auto own = std::find(arguments.begin(), arguments.end(), options[i]);
+    if (own != arguments.end()) {
+      *(own + 1) = options[i + 1];
+    } else {
+      arguments.insert(arguments.end(), options.begin() + static_cast<int64_t>(i),
+                       options.begin() + static_cast<int64_t>(std::min(i + 2, options.size())));
+    }
+  }
+  return arguments;
+}
+
+/// A run whose files are larger than what MPI needs for itself: two rows a step, `steps` steps in all.
+inline std::vector<std::string> large_run(const TemporaryDirectory& dir, const std::string& steps,
+                                          const std::string& micro_batch_size) {
+  return {"configs/bytes_from_scratch.json",
+          "--data.cache_dir",
+          dir / "cache",
+          "--data.seq_len",
+          "64",
+          "--batch.micro_batch_size",
+          micro_batch_size,
+          "--batch.global_batch_size",
+          "2",
+          "--checkpoint.dir",
+          dir / "run",
+          "--schedule.warmup_steps",
+          "0",
+          "--train.steps",
+          steps};
+}

@@ -3,36 +3,6 @@
 
 namespace {
 
-/// A small run in `dir` on the trained model and text of test/fixtures; `options` are added, or replace its own.
-std::vector<std::string> small_run(const TemporaryDirectory& dir, const std::vector<std::string>& options = {}) {
-  std::vector<std::string> arguments = {"--model.path",
-                                        "test/fixtures/stories260k",
-                                        "--data.train",
-                                        "test/fixtures/shakespeare.jsonl",
-                                        "--data.seq_len",
-                                        "256",
-                                        "--data.cache_dir",
-                                        dir / "cache",
-                                        "--batch.micro_batch_size",
-                                        "2",
-                                        "--batch.global_batch_size",
-                                        "4",
-                                        "--optimizer.lr",
-                                        "1e-3",
-                                        "--checkpoint.dir",
-                                        dir / "run"};
-  for (size_t i = 0; i < options.size(); i += 2) {
-    const auto own = std::find(arguments.begin(), arguments.end(), options[i]);
-    if (own != arguments.end()) {
-      *(own + 1) = options[i + 1];
-    } else {
-      arguments.insert(arguments.end(), options.begin() + static_cast<int64_t>(i),
-                       options.begin() + static_cast<int64_t>(std::min(i + 2, options.size())));
-    }
-  }
-  return arguments;
-}
-
 std::string step_dir(const TemporaryDirectory& dir, int step) {
   return dir / ("run/step_" + std::string(6 - std::to_string(step).size(), '0') + std::to_string(step));
 }

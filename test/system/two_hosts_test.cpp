@@ -5,25 +5,6 @@ namespace {
 
 constexpr int kSkipped = 77, kOutOfTime = 124;
 
-std::vector<std::string> small_run(const TemporaryDirectory& dir, const std::string& name, int steps) {
-  return {"--model.path",
-          "test/fixtures/stories260k",
-          "--data.train",
-          "test/fixtures/shakespeare.jsonl",
-          "--data.seq_len",
-          "256",
-          "--data.cache_dir",
-          dir / "cache",
-          "--batch.global_batch_size",
-          "4",
-          "--optimizer.lr",
-          "1e-3",
-          "--train.steps",
-          std::to_string(steps),
-          "--checkpoint.dir",
-          dir / name};
-}
-
 std::vector<std::string> two_hosts(int ranks_per_host, const std::string& cut_when = "") {
   return {"/usr/bin/env", "LIMIT=30", "CUT_WHEN=" + cut_when, "test/system/two_hosts.sh",
           std::to_string(ranks_per_host)};
@@ -34,9 +15,8 @@ class TwoHosts : public testing::Test {
   /// Losses, gradient norms and trained weights, bit for bit: the order of every sum is that of the ranks.
   void expect_same_run(int ranks_per_host, const std::string& sp_size) {
     const auto run = [&](const std::string& name) {
-      auto arguments = small_run(dir_, name, 6);
-      arguments.insert(arguments.end(), {"--parallel.sp_size", sp_size});
-      return arguments;
+      return small_run(dir_, {"--train.steps", "6", "--batch.micro_batch_size", "1", "--checkpoint.dir", dir_ / name,
+                              "--parallel.sp_size", sp_size});
     };
     const ProgramResult two = run_program(run("two"), two_hosts(ranks_per_host));
     if (two.exit_code == kSkipped) GTEST_SKIP() << two.output;
@@ -73,9 +53,9 @@ TEST_F(TwoHosts, groups_within_a_host_train_as_on_one_host) {
 // parallel.timeout_s is longer than it takes Open MPI to notice (scripts/launch/openmpi.conf): mpirun, once it aborts,
 // would wait for the host that it cannot reach.
 TEST_F(TwoHosts, a_cut_cable_ends_the_run_and_the_next_start_goes_on) {
-  auto arguments = small_run(dir_, "run", 5000);
-  arguments.insert(arguments.end(),
-                   {"--parallel.sp_size", "2", "--checkpoint.every", "2", "--parallel.timeout_s", "20"});
+  const auto arguments =
+      small_run(dir_, {"--train.steps", "5000", "--batch.micro_batch_size", "1", "--parallel.sp_size", "2",
+                       "--checkpoint.every", "2", "--parallel.timeout_s", "20"});
   {
     Program program(arguments, dir_ / "output", two_hosts(1, dir_ / "cut"));
     if (!program.wait_for("/step_000002\n")) {
@@ -91,8 +71,8 @@ TEST_F(TwoHosts, a_cut_cable_ends_the_run_and_the_next_start_goes_on) {
     EXPECT_NE(result.output.find("on node 10.77.0.2"), std::string::npos) << result.output;
   }
   const int64_t last = read_log(dir_ / "run/log.jsonl").back().at("step").get<int64_t>();
-  auto next = small_run(dir_, "run", static_cast<int>(last) + 1);
-  const ProgramResult resumed = run_program(next);
+  const ProgramResult resumed =
+      run_program(small_run(dir_, {"--train.steps", std::to_string(last + 1), "--batch.micro_batch_size", "1"}));
   EXPECT_EQ(resumed.exit_code, 0) << resumed.output;
   EXPECT_NE(resumed.output.find("resumed from"), std::string::npos) << resumed.output;
 }

@@ -12,15 +12,6 @@
 
 namespace {
 
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
-}
-
 TEST(Bf16, rounds_to_nearest_even_and_keeps_nan_and_infinity) {
   EXPECT_EQ(static_cast<float>(bf16(1.0f)), 1.0f);
   EXPECT_EQ(static_cast<float>(bf16(1.0f + 0x1p-8f)), 1.0f);               // a tie goes to the even mantissa

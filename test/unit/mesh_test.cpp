@@ -13,15 +13,6 @@
 
 namespace {
 
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-
 TEST(MeshShape, dp_shard_follows_from_the_number_of_ranks) {
   const MeshShape plain = mesh_shape(8, 1, 1, 1);
   EXPECT_EQ(plain.dp_shard, 8);
