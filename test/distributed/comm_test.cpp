@@ -153,7 +153,10 @@ TEST(ParamStore, weights_are_whole_while_they_are_used_and_gradients_are_sums_ov
         expect_weights(*store, u);
         if (u > 0) store->release(u);  // the first stays, as a tied embedding does
       }
-      for (size_t u = kUnits.size(); u-- > 0;) {  // a backward
+      // A backward. It begins with a gradient of the first unit, as that of a tied head does, while the sum of the
+      // micro-step before is still under way.
+      for (int64_t i = 0; i < store->grads(0)[0].numel(); i++) store->grads(0)[0].as<float>()[i] += 5;
+      for (size_t u = kUnits.size(); u-- > 0;) {
         store->gather(u);
         if (u > 0) store->gather(u - 1);
         expect_weights(*store, u);
@@ -176,7 +179,7 @@ TEST(ParamStore, weights_are_whole_while_they_are_used_and_gradients_are_sums_ov
         for (int64_t i = 0; i < kUnits[u].tensors[t].shape.numel(); i++) {
           float expected = 0;
           for (int micro = 0; micro < kMicroSteps; micro++) {
-            for (int r = 0; r < size; r++) expected += gradient(r, micro, u, i);
+            for (int r = 0; r < size; r++) expected += gradient(r, micro, u, i) + (u == 0 ? 5.0f : 0.0f);
           }
           squares += static_cast<double>(expected) * expected;
           const int64_t at = layout.begin(t) + i;
