@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
+#include <cstdio>
 #include <cstring>
 
 #include "layers/core/check.h"
@@ -12,7 +14,8 @@
 namespace {
 
 constexpr auto kPollPeriod = std::chrono::microseconds(200);
-constexpr double kBeatsATimeout = 8;
+constexpr double kBeatsATimeout = 8, kBeatPeriodS = 2;
+constexpr double kSilentS = 20;
 
 std::string mpi_error_text(int code) {
   char text[MPI_MAX_ERROR_STRING];
@@ -24,6 +27,12 @@ std::string mpi_error_text(int code) {
 template <class Duration>
 double seconds(Duration duration) {
   return std::chrono::duration<double>(duration).count();
+}
+
+/// SIGTERM has come, and was not yet looked at: those who save because of it block it, and ask at step boundaries.
+bool sigterm_is_pending() {
+  sigset_t pending;
+  return sigpending(&pending) == 0 && sigismember(&pending, SIGTERM) == 1;
 }
 
 }  // namespace
@@ -62,6 +71,9 @@ void MpiProgress::stop() {
   if (receive_ == MPI_REQUEST_NULL) return;
   MPI_Cancel(&receive_);
   MPI_Wait(&receive_, MPI_STATUS_IGNORE);
+  for (Peer& peer : peers_) {
+    if (peer.send != MPI_REQUEST_NULL) MPI_Request_free(&peer.send);
+  }
 }
 
 void MpiProgress::set_timeout(double timeout_s) {
@@ -110,6 +122,7 @@ void MpiProgress::wait(Operation& operation) {
         poll();
         beat();
         if (!operation.is_done) check_timeout(operation, start);
+        if (!operation.is_done) report_sigterm(operation, start);
       }
       if (!operation.is_done) sched_yield();
     }
@@ -151,11 +164,18 @@ void MpiProgress::set_where(std::string where) {
 void MpiProgress::beat() {
   if (peers_.size() == 1) return;
   receive_beats();
-  const auto now = Clock::now();
-  if (seconds(now - last_beat_) < timeout_s_ / kBeatsATimeout) return;
-  last_beat_ = now;
+  if (seconds(Clock::now() - last_beat_) >= beat_period_s()) send_beats();
+}
+
+double MpiProgress::beat_period_s() const {
+  return std::min(kBeatPeriodS, timeout_s_ / kBeatsATimeout);
+}
+
+void MpiProgress::send_beats() {
+  const auto now = last_beat_ = Clock::now();
   Beat mine;
   mine.num_moves = num_moves_;
+  mine.has_spoken = has_spoken_;
   std::strncpy(mine.where, where_.c_str(), sizeof(mine.where) - 1);
   for (size_t r = 0; r < peers_.size(); r++) {
     Peer& peer = peers_[r];
@@ -183,6 +203,7 @@ void MpiProgress::receive_beats() {
     Peer& peer = peers_[static_cast<size_t>(status.MPI_SOURCE)];
     peer.heard = Clock::now();
     if (receiving_.num_moves != peer.beat.num_moves) peer.moved = peer.heard;
+    has_spoken_ |= receiving_.has_spoken;
     peer.beat = receiving_;
   }
 }
@@ -196,15 +217,38 @@ void MpiProgress::check_timeout(const Operation& operation, Clock::time_point st
        operation.what, who_is_where());
 }
 
+// One rank speaks: the lowest that waits, unless a beat tells it in time that another has spoken. All of it happens in
+// the second between SIGTERM and SIGKILL.
+void MpiProgress::report_sigterm(const Operation& operation, Clock::time_point start) {
+  const auto now = Clock::now();
+  if (has_spoken_ || peers_.size() == 1 || seconds(now - last_look_) < 0.02) return;
+  last_look_ = now;
+  if (!sigterm_is_pending()) {
+    sigterm_.reset();
+    return;
+  }
+  if (!sigterm_) sigterm_ = now;
+  const double patience_s = 0.2 + 0.06 * std::min(rank_, 8);
+  if (seconds(now - std::max(*sigterm_, start)) < patience_s) return;
+  has_spoken_ = true;
+  send_beats();
+  std::fprintf(stderr,
+               "[rank %d/%zu %s] SIGTERM came while this rank waits for %s. %s\n",
+               rank_, peers_.size(), host().c_str(), operation.what.c_str(), who_is_where().c_str());
+}
+
 std::string MpiProgress::who_is_where() const {
   const auto now = Clock::now();
   std::string text;
   for (size_t r = 0; r < peers_.size(); r++) {
     const Peer& peer = peers_[r];
     const double silent_s = seconds(now - peer.heard);
-    const bool is_silent = silent_s > 3 * timeout_s_ / kBeatsATimeout;
-    const std::string where = is_silent ? fmt::format("silent for {:.0f} s: stopped, dead or cut off", silent_s)
-                                        : std::string(peer.beat.where);
+    std::string where = peer.beat.where;
+    if (silent_s > std::min(kSilentS, 3 * timeout_s_ / kBeatsATimeout)) {
+      where = fmt::format("silent for {:.0f} s: stopped, dead or cut off", silent_s);
+    } else if (silent_s > 2 * beat_period_s()) {
+      where += fmt::format(" (heard {:.0f} s ago)", silent_s);
+    }
     text += fmt::format("\n  rank {} ({}): {}", r, peer.host, where);
   }
   return "Where the ranks are:" + text;

@@ -3,9 +3,11 @@
 // reductions really overlap with computing. Every wait for one is a loop around MPI_Test, never a blocking call: it
 // yields the core when ranks outnumber cores, and it ends with an Error when nothing moves any more.
 //
-// Whether anything moves is known from beats: a few times per timeout each rank tells all others how often it has moved
-// (a collective that ended, a call of moved()) and where it is. When no rank has moved for `timeout_s`, those that wait
-// end with an Error that says where every rank is and which ones are silent.
+// Whether anything moves is known from beats: every two seconds, or a few times per timeout, each rank tells all others
+// how often it has moved (a collective that ended, a call of moved()) and where it is. When no rank has moved for
+// `timeout_s`, those that wait end with an Error that says where every rank is and which ones are silent. A launcher
+// that ends a run since it lost a rank sends SIGTERM, and SIGKILL a second later: the first rank that waits in vain when
+// SIGTERM comes says the same in that second.
 #pragma once
 
 #include <mpi.h>
@@ -17,6 +19,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -56,6 +59,7 @@ class MpiProgress {
   using Clock = std::chrono::steady_clock;
   struct Beat {
     int64_t num_moves = 0;
+    bool has_spoken = false;  ///< of SIGTERM
     char where[160] = "";
   };
   /// What is known of a rank.
@@ -72,7 +76,10 @@ class MpiProgress {
   // With the lock:
   void poll();
   void beat();
+  double beat_period_s() const;
+  void send_beats();
   void receive_beats();
+  void report_sigterm(const Operation& operation, Clock::time_point start);
   void check_timeout(const Operation& operation, Clock::time_point start);
   std::string who_is_where() const;
 
@@ -90,7 +97,9 @@ class MpiProgress {
   Beat receiving_;
   MPI_Request receive_ = MPI_REQUEST_NULL;
   double timeout_s_ = 600;
-  Clock::time_point last_beat_;
+  Clock::time_point last_beat_, last_look_;
+  std::optional<Clock::time_point> sigterm_;  // when it was first seen
+  bool has_spoken_ = false;                   // some rank has, of SIGTERM
   double waited_s_ = 0;  // of the one thread that waits
 
   std::thread thread_;

@@ -2,6 +2,7 @@
 # Runs an MPI program on two hosts of its own: network and host-name namespaces on this machine, joined by one cable.
 #   two_hosts.sh RANKS_PER_HOST PROGRAM [ARGUMENT...]
 #   CUT_WHEN=FILE    the cable is cut when this file appears
+#   KEEPALIVE=SECONDS    after which Open MPI asks whether a silent host is still there (default 3; it asks for 2 more)
 #   LIMIT=SECONDS    ends everything, with status 124 (default 60)
 # Prints "skipped: REASON" and ends with 77 where the kernel, the user or the program does not allow it. Everything runs
 # in a process namespace of its own, which takes processes, interfaces and shared memory with it however it ends.
@@ -39,8 +40,8 @@ inside() {
   # What mpirun takes for ssh (and would pass -x, were it named so).
   printf '#!/bin/sh\nshift\nexec nsenter -t %d -n -u sh -c "$*"\n' $host1 >$dir/enter
   chmod +x $dir/enter
-  # The settings of users, but a host that is cut off is noticed after 3 + 2 * 1 seconds.
-  sed 's/time 30/time 3/; s/intvl 5/intvl 1/; s/probes 6/probes 2/' scripts/launch/openmpi.conf >$dir/openmpi.conf
+  # The settings of users, but a host that is cut off is noticed sooner.
+  sed "s/time 30/time ${KEEPALIVE:-3}/; s/intvl 5/intvl 1/; s/probes 6/probes 2/" scripts/launch/openmpi.conf >$dir/openmpi.conf
   if [ -n "${CUT_WHEN:-}" ]; then
     { until [ -e "$CUT_WHEN" ]; do sleep 0.02; done; ip link set cable down; } &
   fi
