@@ -23,6 +23,7 @@
 #include "layers/core/parallel.h"
 #include "llama/checkpoint.h"
 #include "llama/debug_dump.h"
+#include "llama/fingerprint.h"
 #include "llama/flops.h"
 #include "llama/gemm_peak.h"
 #include "llama/metrics.h"
@@ -64,14 +65,6 @@ Loader make_loader(const DataOptions& options, Communicator& world, HostRanks& h
   host.barrier();
   if (host.rank() > 0) loader.emplace(options, progress);
   return std::move(*loader);
-}
-
-/// What two loaders of the same files have in common.
-std::string fingerprint(Loader& loader) {
-  const DataSummary& s = loader.summary();
-  return fmt::format("{} documents, {} tokens, {} targets, the longest {}, {} rows in {} tokens", s.num_documents,
-                     s.num_tokens, s.num_loss_tokens, s.longest_document, s.first_epoch.num_rows,
-                     s.first_epoch.num_tokens);
 }
 
 /// What one rank computes of a micro-step: its tokens of some rows of the global batch.
@@ -146,6 +139,14 @@ void check_finite(double loss, double grad_norm, int64_t step) {
         "step {}: loss {} and gradient norm {} are not finite; the weights are unchanged since step {}. Lower "
         "optimizer.lr, or raise schedule.warmup_steps",
         step, loss, grad_norm, step - 1);
+}
+
+/// Every rank writes where rank 0 does, wherever it was started.
+void use_paths_of_first(RunConfig& run, Communicator& world) {
+  if (world.size() == 1) return;
+  for (std::string* path : {&run.checkpoint.dir, &run.debug.dump_dir}) {
+    if (!path->empty()) *path = world.text_of_first(std::filesystem::absolute(*path).string());
+  }
 }
 
 /// Rank 0 looks for the checkpoint to go on from; every rank reads what it says.
@@ -227,9 +228,10 @@ StepResult train_step(const RunConfig& run, const std::vector<MicroBatch>& micro
     result.num_loss_tokens += micro.batch.num_loss_tokens;
     result.flops += micro.flops;
   }
-  result.num_tokens = world.sum(result.num_tokens);
-  result.num_loss_tokens = world.sum(result.num_loss_tokens);
-  result.flops = world.sum(result.flops);
+  const auto totals =
+      world.sums({static_cast<double>(result.num_tokens), static_cast<double>(result.num_loss_tokens), result.flops});
+  result.num_tokens = std::llround(totals[0]), result.num_loss_tokens = std::llround(totals[1]);
+  result.flops = totals[2];
   CHECK(result.num_loss_tokens > 0, "step {}: no token has a target, other than before training; were files changed?",
         step);
   const double grad_scale = 1.0 / static_cast<double>(result.num_loss_tokens);
@@ -250,7 +252,7 @@ StepResult train_step(const RunConfig& run, const std::vector<MicroBatch>& micro
 }
 
 int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
-  const RunConfig run = parse_run_config(argc, argv);
+  RunConfig run = parse_run_config(argc, argv);
   if (!run.answer.empty()) {
     if (world.rank() == 0) std::fputs(run.answer.c_str(), stdout);
     return 0;
@@ -261,18 +263,18 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
 
   world.set_timeout(run.parallel.timeout_s);
   if (run.debug.check_collectives) world.check_collectives();
-  std::error_code ignored;
-  check_same(world, "program", fmt::format("{} {}", kVersion, std::filesystem::file_size("/proc/self/exe", ignored)));
+  check_same(world, "program", program_fingerprint());
   check_same(world, "run configuration", to_json(run).dump());
+  use_paths_of_first(run, world);
   const MeshShape shape = mesh_shape(run.world > 0 ? run.world : world.size(), run.parallel.dp_replicate_size,
                                      run.parallel.cp_size, run.parallel.sp_size);
   HostRanks host(world);
-  for (const std::string& line : host.choose_threads()) console.info("{}", line);
+  for (const std::string& line : lines_of_hosts(world, host, host.choose_threads())) console.info("{}", line);
 
   // The checkpoint that the run goes on from says what the model is, too.
   std::optional<RunLock> lock;
   if (!run.plan && world.rank() == 0) lock.emplace(run.checkpoint.dir);
-  if (!run.plan) check_shared(world, run.checkpoint.dir);
+  if (!run.plan) check_shared(world, "checkpoint.dir", run.checkpoint.dir);
   const auto resumed = agree_on_checkpoint(run, world, console);
   const std::string model_path = resumed ? resumed->path.string() : run.model.path;
   const ModelConfig model = load_model_config(model_path);
@@ -292,8 +294,13 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   const TrainerState done = resumed ? resumed->state : TrainerState{};
   const auto [total_steps, total_rows] = length_of(run, train_data, done);
   validate_schedule(run.schedule, total_steps);
-  check_same(world, "content of data.train", fingerprint(train_data));
-  if (eval_data) check_same(world, "content of data.eval", fingerprint(*eval_data));
+  if (world.size() > 1) {
+    check_same(world, "content of data.train", fingerprint(train_data));
+    if (eval_data) check_same(world, "content of data.eval", fingerprint(*eval_data));
+    if (resumed || run.model.init == "pretrained") {
+      check_same(world, "content of " + model_path, fingerprint(SafetensorsDirectory(model_path)));
+    }
+  }
   report_steps(console, run, shape, train_data, total_steps, total_rows);
   check_targets(run, train_data, eval_data ? &*eval_data : nullptr, done, total_rows);
 
@@ -309,6 +316,7 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
     for (const std::string& line : prepare_checkpoint_dir(run.checkpoint.dir)) console.info("{}", line);
     if (!run.debug.dump_dir.empty()) FileSystem().check_writable(run.debug.dump_dir);
   }
+  if (!run.debug.dump_dir.empty()) check_shared(world, "debug.dump_dir", run.debug.dump_dir);
   const CompanionFiles companions = read_companion_files(model_path);
   const double peak_flops = world.sum(measure_gemm_peak(device));
   Arena arena(device, plan.arena_bytes);
@@ -324,10 +332,15 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   console.info("device {}, {} threads, GEMM peak {:.1f} GFLOP/s", device.name(), num_threads(), peak_flops * 1e-9);
   std::optional<MetricsLog> log;
   if (world.rank() == 0) log.emplace(log_path(run), trainer.step, console);
+  const FileSystem disk([&](const char*, const std::filesystem::path&) {
+    world.moved();  // a slow disk is not a hang
+    return 0;
+  });
   const auto save = [&] {
-    save_checkpoint(run.checkpoint.dir, state, model, companions, trainer, mesh);
+    save_checkpoint(run.checkpoint.dir, state, model, companions, trainer, mesh, disk);
     if (world.rank() == 0) {
-      for (const std::string& line : remove_old_checkpoints(run.checkpoint.dir, run.checkpoint.keep, trainer.step)) {
+      for (const std::string& line :
+           remove_old_checkpoints(run.checkpoint.dir, run.checkpoint.keep, trainer.step, disk)) {
         console.info("{}", line);
       }
     }

@@ -53,10 +53,17 @@ void Communicator::barrier() {
   all_values<int64_t>(0, DType::I64);
 }
 
+std::vector<double> Communicator::sums(const std::vector<double>& values) {
+  const size_t n = values.size(), P = static_cast<size_t>(size());
+  std::vector<double> all(n * P), totals(n);
+  std::copy(values.begin(), values.end(), all.begin() + static_cast<int64_t>(n) * rank());
+  all_gather({all.data(), DType::F64, {size(), static_cast<int64_t>(n)}, "values of each rank"});
+  for (size_t i = 0; i < n * P; i++) totals[i % n] += all[i];
+  return totals;
+}
+
 double Communicator::sum(double value) {
-  double total = 0;
-  for (const double v : all_values(value, DType::F64)) total += v;
-  return total;
+  return sums({value}).front();
 }
 
 int64_t Communicator::sum(int64_t value) {

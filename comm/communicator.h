@@ -47,8 +47,9 @@ class Communicator {
   void all_to_all(Tensor received, ConstTensor sent) { start_all_to_all(received, sent)->wait(); }
   void barrier();
 
-  /// For few values: loss, norms, counts.
+  /// For few values: loss, norms, counts (exact up to 2^53).
   double sum(double value);
+  std::vector<double> sums(const std::vector<double>& values);
   int64_t sum(int64_t value);
   int64_t max(int64_t value);
   /// One text of each rank, of any length.

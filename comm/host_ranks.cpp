@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 namespace {
 
@@ -62,7 +63,7 @@ std::vector<std::string> HostRanks::choose_threads() {
   return notes;
 }
 
-void check_same(Communicator& world, const char* what, const std::string& text) {
+void check_same(Communicator& world, const std::string& what, const std::string& text) {
   if (world.size() == 1) return;
   const auto hosts = world.all_texts(world.host());
   const auto texts = world.all_texts(text);
@@ -74,10 +75,22 @@ void check_same(Communicator& world, const char* what, const std::string& text) 
         fmt::join(others, ", "), what, hosts[0]);
 }
 
-void check_shared(Communicator& world, const std::string& directory) {
+std::vector<std::string> lines_of_hosts(Communicator& world, HostRanks& host, const std::vector<std::string>& lines) {
+  const auto hosts = world.all_texts(world.host());
+  const auto texts = world.all_texts(host.rank() == 0 ? fmt::format("{}", fmt::join(lines, "\n")) : "");
+  const bool is_one_host = host.size() == world.size();
+  std::vector<std::string> all;
+  for (size_t r = 0; r < texts.size(); r++) {
+    std::istringstream text(texts[r]);
+    for (std::string line; std::getline(text, line);) all.push_back(is_one_host ? line : hosts[r] + ": " + line);
+  }
+  return all;
+}
+
+void check_shared(Communicator& world, const std::string& option, const std::string& directory) {
   if (world.size() == 1) return;
   const std::filesystem::path mark = std::filesystem::path(directory) / fmt::format(".shared_by_{}", getpid());
-  const std::string path = world.text_of_first(std::filesystem::absolute(mark).string());
+  const std::string path = world.text_of_first(mark.string());
   if (world.rank() == 0) std::ofstream(path) << "";
   world.barrier();
   std::error_code ignored;
@@ -88,6 +101,6 @@ void check_shared(Communicator& world, const std::string& directory) {
     if (!seen[r].empty()) blind.push_back(fmt::format("{} ({})", r, seen[r]));
   }
   CHECK(blind.empty(),
-        "checkpoint.dir '{}' of rank 0 ({}) is not there on ranks {}: it must be on a file system that all hosts share",
+        "{} '{}' of rank 0 ({}) is not there on ranks {}: it must be on a file system that all hosts share", option,
         directory, world.host(), fmt::join(blind, ", "));
 }

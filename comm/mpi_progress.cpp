@@ -232,9 +232,8 @@ void MpiProgress::report_sigterm(const Operation& operation, Clock::time_point s
   if (seconds(now - std::max(*sigterm_, start)) < patience_s) return;
   has_spoken_ = true;
   send_beats();
-  std::fprintf(stderr,
-               "[rank %d/%zu %s] SIGTERM came while this rank waits for %s. %s\n",
-               rank_, peers_.size(), host().c_str(), operation.what.c_str(), who_is_where().c_str());
+  std::fprintf(stderr, "[rank %d/%zu %s] SIGTERM came while this rank waits for %s. %s\n", rank_, peers_.size(),
+               host().c_str(), operation.what.c_str(), who_is_where().c_str());
 }
 
 std::string MpiProgress::who_is_where() const {

@@ -6,8 +6,8 @@
 // Whether anything moves is known from beats: every two seconds, or a few times per timeout, each rank tells all others
 // how often it has moved (a collective that ended, a call of moved()) and where it is. When no rank has moved for
 // `timeout_s`, those that wait end with an Error that says where every rank is and which ones are silent. A launcher
-// that ends a run since it lost a rank sends SIGTERM, and SIGKILL a second later: the first rank that waits in vain when
-// SIGTERM comes says the same in that second.
+// that ends a run since it lost a rank sends SIGTERM, and SIGKILL a second later: the first rank that waits in vain
+// when SIGTERM comes says the same in that second.
 #pragma once
 
 #include <mpi.h>
@@ -100,7 +100,7 @@ class MpiProgress {
   Clock::time_point last_beat_, last_look_;
   std::optional<Clock::time_point> sigterm_;  // when it was first seen
   bool has_spoken_ = false;                   // some rank has, of SIGTERM
-  double waited_s_ = 0;  // of the one thread that waits
+  double waited_s_ = 0;                       // of the one thread that waits
 
   std::thread thread_;
 };

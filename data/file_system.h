@@ -14,7 +14,7 @@
 class FileSystem {
  public:
   /// Asked before each operation ("create", "allocate", "write", "sync", "close", "mkdir", "rename", "remove"): 0 lets
-  /// it happen, an errno makes it fail with that.
+  /// it happen, an errno makes it fail with that. Also how one hears that work goes on.
   using Fault = std::function<int(const char* operation, const std::filesystem::path& path)>;
 
   FileSystem() = default;

@@ -9,9 +9,10 @@
 
 namespace {
 
-// A batch touches two epochs at most times, and two windows; rows are asked for in order.
+// A batch touches two epochs at most times, and the rows of a global batch are asked for by their cost: its windows are
+// kept, up to so many pieces (about 64 MiB), but at least two.
 constexpr size_t kKeptEpochs = 2;
-constexpr size_t kKeptWindows = 2;
+constexpr size_t kKeptPieces = size_t{1} << 21;
 
 void check_options(const DataOptions& o) {
   CHECK(!o.sources.empty(), "there are no data: give data.train (or data.eval) at least one file");
@@ -153,7 +154,12 @@ const Loader::PackedWindow& Loader::packed_window(const Epoch& e, int64_t window
   PackedWindow packed{e.epoch, window, packer_.pack(stream_of(e.order), cursor, ignored), {}};
   packed.order = row_order(e.epoch, window, packed.rows.size());
   windows_.push_front(std::move(packed));
-  if (windows_.size() > kKeptWindows) windows_.pop_back();
+  size_t num_pieces = 0, num_kept = 0;
+  for (const PackedWindow& w : windows_) {
+    num_pieces += w.rows.pieces.size();
+    if (num_kept < 2 || num_pieces <= kKeptPieces) num_kept++;
+  }
+  windows_.resize(num_kept);
   return windows_.front();
 }
 
@@ -206,6 +212,7 @@ int64_t Loader::find_batch_without_target(int64_t begin, int64_t end, int64_t co
     while (sample < batch_end && !row_has_target(sample)) sample++;
     if (batch_begin < end && sample == batch_end) return batch;
     at = batch_end;
+    if (progress_) progress_(std::min(at, end) - begin, end - begin, Progress::Unit::Count, "looking for targets");
   }
   return -1;
 }

@@ -25,18 +25,18 @@ HeadRuns runs_of(const UlyssesShape& s, int64_t part) {
 template <class T>
 void pack_qkv_cpu(T* sent, const T* qkv, int64_t Ts, const UlyssesShape& s) {
   const int64_t D = s.head_dim, H = s.num_heads + 2 * s.num_kv_heads, h = s.part_qkv_heads();
-  for (int64_t part = 0; part < s.parts; part++) {
-    const HeadRuns runs = runs_of(s, part);
-    parallel_for(Ts, kGrain, [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; t++) {
+  parallel_for(Ts, kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++) {  // a token at a time: what several parts need is read once
+      const T* from = qkv + t * H * D;
+      for (int64_t part = 0; part < s.parts; part++) {
         T* to = sent + (part * Ts + t) * h * D;
-        const T* from = qkv + t * H * D;
+        const HeadRuns runs = runs_of(s, part);
         for (const HeadRun& run : {runs.q, runs.k, runs.v}) {
           std::copy_n(from + run.head * D, run.count * D, to + run.part_head * D);
         }
       }
-    });
-  }
+    }
+  });
 }
 
 template <class T>

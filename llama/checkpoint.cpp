@@ -38,7 +38,7 @@ std::vector<SafetensorsWriter> open_files(const std::filesystem::path& path, con
   return writers;
 }
 
-void write_shards(std::vector<SafetensorsWriter>& writers, TrainState& state, Communicator& world) {
+void write_shards(std::vector<SafetensorsWriter>& writers, TrainState& state) {
   const auto pieces = shard_pieces(state.units, state.params);
   for (size_t file = 0; file < writers.size(); file++) {
     for (const ShardPiece& piece : pieces) {
@@ -46,10 +46,8 @@ void write_shards(std::vector<SafetensorsWriter>& writers, TrainState& state, Co
           file == 0 ? state.params.param_shard(piece.unit) : moment_shard(state.adamw, kMoments[file - 1], piece.unit);
       const Tensor from = piece_of(shard, piece);
       writers[file].write(piece.disk->hf_name, piece.begin, piece.count, from.dtype, from.data);
-      world.moved();
     }
     writers[file].finish();
-    world.moved();
   }
 }
 
@@ -71,7 +69,7 @@ void save_checkpoint(const std::filesystem::path& dir, TrainState& state, const 
   if (!is_first && mesh.replica() == 0) {
     writers = open_files(pending_checkpoint_path(dir, trainer.step), state, false, file_system);
   }
-  write_shards(writers, state, mesh.world());
+  write_shards(writers, state);
   mesh.world().barrier();
   if (is_first) save->commit(trainer);
   mesh.world().barrier();

@@ -68,14 +68,12 @@ void check_tensors(const ModelConfig& config, const std::vector<ParamUnit>& unit
         where, extra.size(), config.model_type, short_list(extra));
 }
 
-/// Hugging Face 4 ties them, 5 does not: with different contents there is no right answer.
-void check_tied_head(const SafetensorsDirectory& directory) {
+/// Hugging Face 4 ties them, 5 does not: with different contents there is no right answer. Elements [begin, begin + n).
+void check_tied_head(const SafetensorsDirectory& directory, int64_t begin, int64_t n) {
   if (!directory.contains(kHeadOnDisk) || !directory.contains(kEmbeddingOnDisk)) return;
-  const TensorInfo &head = directory.info(kHeadOnDisk), &embedding = directory.info(kEmbeddingOnDisk);
-  bool equal = head.shape == embedding.shape;
-  std::vector<float> a(static_cast<size_t>(kChunk)), b(static_cast<size_t>(kChunk));
-  for (int64_t begin = 0; equal && begin < head.numel(); begin += kChunk) {
-    const int64_t n = std::min(kChunk, head.numel() - begin);
+  bool equal = directory.info(kHeadOnDisk).shape == directory.info(kEmbeddingOnDisk).shape;
+  if (equal) {
+    std::vector<float> a(static_cast<size_t>(n)), b(static_cast<size_t>(n));
     directory.read(kHeadOnDisk, begin, n, DType::F32, a.data());
     directory.read(kEmbeddingOnDisk, begin, n, DType::F32, b.data());
     equal = std::memcmp(a.data(), b.data(), static_cast<size_t>(n) * sizeof(float)) == 0;
@@ -142,7 +140,6 @@ void init_random(ParamStore& params, const ModelConfig& config, const std::vecto
 void load_weights(ParamStore& params, const ModelConfig& config, const std::vector<ParamUnit>& units,
                   const SafetensorsDirectory& directory, const LoadProgress& progress) {
   check_tensors(config, units, directory);
-  if (config.tie_word_embeddings) check_tied_head(directory);
   const auto pieces = shard_pieces(units, params);
   int64_t total = 0, done = 0;
   for (const ShardPiece& piece : pieces) total += piece.count;
@@ -152,6 +149,8 @@ void load_weights(ParamStore& params, const ModelConfig& config, const std::vect
     for (int64_t i = 0; i < piece.count; i += kChunk) {
       const int64_t n = std::min(kChunk, piece.count - i);
       directory.read(name, piece.begin + i, n, to.dtype, to.rows(i, n).data);
+      const bool is_tied_head = config.tie_word_embeddings && piece.disk->hf_name == kEmbeddingOnDisk;
+      if (is_tied_head) check_tied_head(directory, piece.begin + i, n);
       done += n;
       if (progress)
         progress(done * static_cast<int64_t>(size_of(to.dtype)), total * static_cast<int64_t>(size_of(to.dtype)));

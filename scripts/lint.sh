@@ -19,7 +19,7 @@ check() {
 mapfile -t sources < <(files '*.cpp' '*.h' '*.cu' '*.cuh')
 clang-format --dry-run -Werror "${sources[@]}" || breach 'not formatted: run clang-format -i on these files (make format)'
 
-mapfile -t scripts < <(files '*.sh' .ci/run)
+mapfile -t scripts < <(files '*.sh' '*.sbatch' .ci/run)
 shellcheck "${scripts[@]}" || breach 'shellcheck'
 
 # Who may include whom: layers/core <- layers <- comm <- llama <- train_gpt.cu, layers/core <- data <- llama.

@@ -7,9 +7,8 @@
 #include <cstdint>
 #include <string_view>
 
-/// FNV-1a: a stable 64-bit id for a name.
-constexpr uint64_t hash_name(std::string_view name) {
-  uint64_t h = 0xcbf29ce484222325ull;
+/// FNV-1a: a stable 64-bit id for a name, or of bytes that follow those of hash `h`.
+constexpr uint64_t hash_name(std::string_view name, uint64_t h = 0xcbf29ce484222325ull) {
   for (const char c : name) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
   return h;
 }

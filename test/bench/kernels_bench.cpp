@@ -1,4 +1,5 @@
-// Speed of the two layers that do nearly all the arithmetic, as a share of the measured multiply-add peak:
+// Speed of the two layers that do nearly all the arithmetic, as a share of the measured multiply-add peak, and of the
+// packing for Ulysses, as a share of the bandwidth of memcpy:
 //
 //   kernels_bench [seconds for each line, default 0.3]
 //
@@ -8,6 +9,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <numeric>
 #include <vector>
 
@@ -17,6 +19,7 @@
 #include "layers/core/parallel.h"
 #include "layers/core/rng.h"
 #include "layers/linear.h"
+#include "layers/ulysses.h"
 
 namespace {
 
@@ -113,6 +116,36 @@ class Bench {
     arena_.rewind(mark);
   }
 
+  /// Counted: every byte read once and written once.
+  void ulysses(const UlyssesShape& shape, int64_t T) {
+    const size_t mark = arena_.mark();
+    const int64_t Ts = T / shape.parts, D = shape.head_dim;
+    const Tensor qkv = random({Ts, shape.num_heads + 2 * shape.num_kv_heads, D}), o = random({Ts, shape.num_heads, D});
+    const Tensor qkv_parts = random({shape.parts, Ts, shape.part_qkv_heads(), D}),
+                 o_parts = random({shape.parts, Ts, shape.part_heads(), D});
+    const auto line = [&](const char* what, Tensor to, ConstTensor from, auto&& call) {
+      const double bytes = static_cast<double>(to.size_bytes() + from.size_bytes());
+      const double copy = best_time(seconds_, [&] {
+        const int64_t n = static_cast<int64_t>(std::min(to.size_bytes(), from.size_bytes()));
+        parallel_for(n, 1 << 16, [&](int64_t begin, int64_t end) {
+          std::memcpy(static_cast<char*>(to.data) + begin, static_cast<const char*>(from.data) + begin,
+                      static_cast<size_t>(end - begin));
+        });
+      });
+      const double copied = 2 * static_cast<double>(std::min(to.size_bytes(), from.size_bytes()));
+      const double packed = best_time(seconds_, call);
+      fmt::print("{:<28} {:6.1f} GB/s, memcpy {:6.1f} GB/s, {:3.0f}%\n", what, bytes / packed * 1e-9,
+                 copied / copy * 1e-9, 100 * (bytes / packed) / (copied / copy));
+    };
+    fmt::print("Ulysses over {} ranks, {} tokens, {} and {} heads of {}\n", shape.parts, T, shape.num_heads,
+               shape.num_kv_heads, D);
+    line("pack q, k, v", qkv_parts, qkv, [&] { ulysses_pack_qkv(device_, qkv_parts, qkv, shape); });
+    line("unpack attention", o, o_parts, [&] { ulysses_unpack_heads(device_, o, o_parts, shape); });
+    line("pack its gradient", o_parts, o, [&] { ulysses_pack_heads(device_, o_parts, o, shape); });
+    line("unpack that of q, k, v", qkv, qkv_parts, [&] { ulysses_unpack_dqkv(device_, qkv, qkv_parts, shape); });
+    arena_.rewind(mark);
+  }
+
  private:
   Tensor random(Shape shape) {
     const Tensor t = arena_.place(DType::F32, shape, "operand");
@@ -150,4 +183,6 @@ int main(int argc, char** argv) {
     bench.attention("1 x 8192", {8192}, HD);
     bench.attention("8192, window 512", {8192}, HD, 512);
   }
+  bench.ulysses({8, 2, 128, 2}, 16384);
+  bench.ulysses({8, 2, 128, 8}, 65536);
 }

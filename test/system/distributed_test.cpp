@@ -11,10 +11,9 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Of the vocabulary of the small fixtures: documents of 1, 2, odd and many tokens, with their first half masked,
-/// wholly masked, or not masked.
-std::string mixed_documents() {
+/// wholly masked, or not masked. `state` decides on their tokens only.
+std::string mixed_documents(unsigned state = 1) {
   std::string lines;
-  unsigned state = 1;
   const auto next = [&](unsigned n) { return (state = state * 1664525u + 1013904223u) / 65536u % n; };
   const unsigned kLengths[] = {1, 2, 7, 61, 30, 2, 13, 64, 5, 1, 41, 24};
   for (unsigned d = 0; d < 96; d++) {
@@ -32,11 +31,13 @@ std::string mixed_documents() {
 
 struct Dump {
   std::map<std::string, std::vector<double>> tensors;
+  int64_t row_len = 0;
 };
 
 Dump read_dump(const fs::path& path) {
   const SafetensorsFile file(path);
   Dump dump;
+  dump.row_len = file.tensors().at("batch/document_ids").shape.at(1);
   for (const auto& [name, info] : file.tensors()) {
     auto& values = dump.tensors[name];
     if (info.dtype == DType::F32) {
@@ -89,7 +90,9 @@ class Distributed : public testing::Test {
 
   void expect_same_step(const Dump& one, const Dump& many, const std::string& what) {
     ASSERT_FALSE(one.tensors.empty() || many.tensors.empty()) << what;
-    const auto& documents = one.tensors.at("batch/document_ids");
+    const auto &documents = one.tensors.at("batch/document_ids"), &theirs = many.tensors.at("batch/document_ids");
+    const size_t rows = documents.size() / static_cast<size_t>(one.row_len);
+    ASSERT_EQ(rows, theirs.size() / static_cast<size_t>(many.row_len)) << what;
     for (const auto& [name, expected] : one.tensors) {
       const auto found = many.tensors.find(name);
       ASSERT_TRUE(found != many.tensors.end()) << name;
@@ -97,16 +100,16 @@ class Distributed : public testing::Test {
       if (name != "logits") {
         ASSERT_EQ(expected.size(), found->second.size()) << name;
         EXPECT_LE(relative_error(expected, found->second), 1e-5) << name << ", " << what;
-      } else if (expected.size() == found->second.size()) {
-        const size_t V = expected.size() / documents.size();
+      } else {  // of all tokens but padding, which is of another length
+        const auto V = static_cast<int64_t>(expected.size() / documents.size());
         std::vector<double> a, b;
-        for (size_t t = 0; t < documents.size(); t++) {
-          if (documents[t] < 0) continue;  // padding may be cut off
-          a.insert(a.end(), expected.begin() + static_cast<int64_t>(t * V),
-                   expected.begin() + static_cast<int64_t>((t + 1) * V));
-          b.insert(b.end(), found->second.begin() + static_cast<int64_t>(t * V),
-                   found->second.begin() + static_cast<int64_t>((t + 1) * V));
+        for (int64_t t = 0; t < static_cast<int64_t>(documents.size()); t++) {
+          if (documents[static_cast<size_t>(t)] < 0) continue;
+          const int64_t at = t / one.row_len * many.row_len + t % one.row_len;
+          a.insert(a.end(), expected.begin() + t * V, expected.begin() + (t + 1) * V);
+          b.insert(b.end(), found->second.begin() + at * V, found->second.begin() + (at + 1) * V);
         }
+        EXPECT_GT(a.size(), 0u) << what;
         EXPECT_LE(relative_error(a, b), 1e-5) << name << ", " << what;
       }
     }
@@ -179,6 +182,34 @@ TEST_F(Distributed, windows_softcaps_norms_and_shared_kv_heads_follow_their_head
   compare("qwen2_tied_yarn", {}, {{6, {kSp, "3"}}});
 }
 
+TEST_F(Distributed, any_number_of_kv_heads) {
+  // The fixtures have 1, 2, 3, 4 and 6; here are as many as sequence ranks and query heads, and 2 shared by 4.
+  auto config = nlohmann::json::parse(read_text("test/fixtures/stories260k/config.json"));
+  for (const int kv : {8, 2}) {
+    config["num_key_value_heads"] = kv;
+    std::ofstream(dir_ / "config.json") << config.dump();
+    compare("stories260k", {"--model.path", dir_ / "config.json", "--model.init", "random"},
+            {{8, {kSp, "8"}}, {4, {kSp, "4"}}});
+  }
+}
+
+TEST_F(Distributed, ranks_without_any_target) {
+  // Of each row of one document the first part has no target, and half of the rows have none at all: then a sequence
+  // rank, or all ranks of a row, has none.
+  std::ofstream lines(dir_ / "masked.jsonl");
+  for (int d = 0; d < 8; d++) {
+    std::string ids, labels;
+    for (int i = 0; i < 64; i++) {
+      const std::string id = std::to_string(3 + (7 * d + 5 * i) % 90), comma = i ? "," : "";
+      ids += comma + id, labels += comma + (d % 2 == 0 || i < 50 ? "-100" : id);
+    }
+    lines << "{\"input_ids\":[" << ids << "],\"labels\":[" << labels << "]}\n";
+  }
+  lines.close();
+  compare("stories260k", {"--data.train", dir_ / "masked.jsonl", "--data.packing", "none"},
+          {{2, {kSp, "2"}}, {4, {kSp, "4"}}, {8, {kSp, "2"}}, {8, {}}});
+}
+
 TEST_F(Distributed, a_last_batch_of_fewer_rows_leaves_ranks_without_work) {
   // 96 documents of one row each in batches of 40: the third has 16 rows, for 5 groups of 8.
   const std::vector<std::string> shared = {
@@ -201,27 +232,34 @@ TEST_F(Distributed, a_last_batch_of_fewer_rows_leaves_ranks_without_work) {
 }
 
 TEST_F(Distributed, a_run_goes_on_with_any_number_of_ranks) {
-  const auto with = [&](const char* steps) {
-    return arguments("stories260k", {"--train.steps", steps, "--schedule.name", "constant", "--checkpoint.keep", "9",
-                                     "--batch.global_batch_size", "12", kSp, "1"});
+  const auto with = [&](const std::string& run, const char* steps, const char* sp) {
+    return arguments("stories260k", {"--train.steps", steps, "--schedule.name", "constant", "--checkpoint.dir",
+                                     dir_ / run, "--batch.global_batch_size", "24", kSp, sp});
   };
-  const auto losses = [&] {
+  const auto losses = [&](const std::string& run) {
     std::vector<double> l;
-    for (const auto& line : read_log(dir_ / "run/log.jsonl")) l.push_back(line.at("loss"));
+    for (const auto& line : read_log(dir_ / run / "log.jsonl")) l.push_back(line.at("loss"));
     return l;
   };
-  const ProgramResult first = run_program(with("5"), mpirun(1));
-  ASSERT_EQ(first.exit_code, 0) << first.output;
-  const auto whole = losses();
-  fs::remove_all(dir_ / "run");
-  int step = 0;
-  for (const int ranks : {4, 1, 2, 3, 6}) {
-    const ProgramResult result = run_program(with(std::to_string(++step).c_str()), mpirun(ranks));
+  const ProgramResult whole = run_program(with("whole", "4", "1"), mpirun(1));
+  ASSERT_EQ(whole.exit_code, 0) << whole.output;
+  const ProgramResult begun = run_program(with("begun", "2", "2"), mpirun(4));  // dp 2 x sp 2
+  ASSERT_EQ(begun.exit_code, 0) << begun.output;
+  struct Mesh {
+    int ranks;
+    const char* sp;
+  };
+  const auto expected = losses("whole");
+  for (const Mesh& mesh : {Mesh{1, "1"}, {2, "2"}, {3, "1"}, {8, "4"}}) {
+    fs::remove_all(dir_ / "run");
+    fs::copy(dir_ / "begun", dir_ / "run", fs::copy_options::recursive);
+    const ProgramResult result = run_program(with("run", "4", mesh.sp), mpirun(mesh.ranks));
     ASSERT_EQ(result.exit_code, 0) << result.output;
+    EXPECT_NE(result.output.find("after step 2"), std::string::npos) << result.output;
+    const auto found = losses("run");
+    ASSERT_EQ(found.size(), expected.size());
+    for (size_t i = 0; i < found.size(); i++) EXPECT_NEAR(found[i], expected[i], 1e-6 * expected[i]) << mesh.ranks;
   }
-  const auto parts = losses();
-  ASSERT_EQ(parts.size(), whole.size());
-  for (size_t i = 0; i < whole.size(); i++) EXPECT_NEAR(parts[i], whole[i], 2e-5 * whole[i]) << i;
 }
 
 TEST_F(Distributed, what_is_sent_is_what_the_formulas_say) {
@@ -322,17 +360,19 @@ class Dying : public Distributed {
   std::vector<int> ranks_;
 };
 
+// Every step saves, so that many of these moments are in a save.
 TEST_F(Dying, a_rank_that_is_killed_at_any_moment_ends_the_run_and_the_next_goes_on) {
   int last_step = 0;
-  for (const int round : {0, 1, 2}) {
+  for (const int round : {0, 1, 2, 3}) {
     ranks_.clear();
     start();
     if (HasFatalFailure()) return;
     usleep(static_cast<useconds_t>(30000 + 47000 * round));
-    kill(ranks_[static_cast<size_t>(round + 1)], SIGKILL);
+    kill(ranks_[static_cast<size_t>((round + 1) % 4)], SIGKILL);
     const ProgramResult result = program_->wait();
     EXPECT_NE(result.exit_code, 0);
     EXPECT_NE(result.output.find("signal 9"), std::string::npos) << result.output;
+    EXPECT_NE(result.output.find("SIGTERM came while this rank waits for all_"), std::string::npos) << result.output;
     EXPECT_EQ(result.output.find("resumed from") != std::string::npos, round > 0) << result.output;
     const int step = read_log(dir_ / "run/log.jsonl").back().at("step");
     EXPECT_GE(step, last_step);
@@ -386,16 +426,58 @@ TEST_F(Dying, a_signal_to_any_rank_saves_once_and_ends_all) {
   expect_that_it_goes_on();
 }
 
-TEST_F(Dying, ranks_with_different_configurations_are_told_apart) {
-  const auto left = arguments("stories260k", {}), right = arguments("stories260k", {"--optimizer.lr", "2e-5"});
-  std::vector<std::string> launcher = mpirun(1);
-  launcher.push_back("build/train_gpt");
-  launcher.insert(launcher.end(), left.begin(), left.end());
-  for (const char* word : {":", "--oversubscribe", "-n", "1"}) launcher.push_back(word);
-  const ProgramResult result = run_program(right, launcher);
-  EXPECT_EQ(result.exit_code, 1) << result.output;
-  EXPECT_NE(result.output.find("ranks 1 ("), std::string::npos) << result.output;
-  EXPECT_NE(result.output.find("another run configuration"), std::string::npos) << result.output;
+TEST_F(Dying, sigterm_for_mpirun_saves) {
+  // At once, when a save takes less than the second that mpirun leaves its ranks.
+  start();
+  if (HasFatalFailure()) return;
+  program_->kill(SIGTERM);
+  const ProgramResult small = program_->wait();
+  EXPECT_NE(small.output.find("stopped by signal 15"), std::string::npos) << small.output;
+  // However long it takes, with scripts/launch/mpirun.sh.
+  Program large(large_run(dir_, "1000", "1"), dir_ / "large",
+                {"/usr/bin/env", "OMP_NUM_THREADS=1", "scripts/launch/mpirun.sh", "--oversubscribe", "-n", "2"});
+  ASSERT_TRUE(large.wait_for("\nstep ")) << large.output();
+  large.kill(SIGTERM);
+  const ProgramResult result = large.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_NE(result.output.find("stopped by signal"), std::string::npos) << result.output;
+  EXPECT_NE(result.output.find("saved "), std::string::npos) << result.output;
+}
+
+// ---- Ranks that do not run the same
+
+class Different : public Distributed {
+ protected:
+  /// Two ranks, each of which starts with its line of shell.
+  void expect_refused(const std::string& left, const std::string& right, const std::string& what) {
+    std::vector<std::string> launcher = mpirun(1);
+    const auto all = arguments("stories260k", {"--model.path", fs::absolute("test/fixtures/stories260k"),  //
+                                               "--data.train", "data.jsonl", "--parallel.sp_size", "2"});
+    launcher.insert(launcher.end(), {"bash", "-c", left, "build/train_gpt"});
+    launcher.insert(launcher.end(), all.begin(), all.end());
+    launcher.insert(launcher.end(), {":", "--oversubscribe", "-n", "1", "bash", "-c", right});
+    const ProgramResult result = run_program(all, launcher);
+    EXPECT_EQ(result.exit_code, 1) << result.output;
+    EXPECT_NE(result.output.find("ranks 1 ("), std::string::npos) << result.output;
+    EXPECT_NE(result.output.find("another " + what), std::string::npos) << result.output;
+  }
+  /// A directory with a data.jsonl.
+  std::string directory(const std::string& name, const std::string& text) {
+    fs::create_directories(dir_ / name);
+    std::ofstream(dir_ / name / "data.jsonl") << text;
+    return "cd '" + (dir_ / name).string() + "'; ";
+  }
+  const std::string program_ = fs::absolute("build/train_gpt").string();
+};
+
+TEST_F(Different, configurations_programs_and_data_are_told_apart) {
+  const std::string here = directory("here", mixed_documents()), run = "exec '" + program_ + "' \"$@\"";
+  expect_refused(here + run, here + run + " --optimizer.lr 2e-5", "run configuration");
+  fs::copy_file(program_, dir_ / "changed");
+  std::ofstream(dir_ / "changed", std::ios::app) << "x";
+  expect_refused(here + run, here + "exec '" + (dir_ / "changed").string() + "' \"$@\"", "program");
+  // As many documents, tokens and targets, but other tokens.
+  expect_refused(here + run, directory("there", mixed_documents(2)) + run, "content of data.train");
 }
 
 }  // namespace

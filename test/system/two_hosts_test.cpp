@@ -61,7 +61,8 @@ struct Cut {
   const char* first_line;  ///< of whoever notices first
 };
 
-// Either the ranks notice first that nothing moves, or Open MPI that a host is silent. Both say who waits where for whom.
+// Either the ranks notice first that nothing moves, or Open MPI that a host is silent. Both say who waits where for
+// whom.
 TEST_F(TwoHosts, a_cut_cable_ends_the_run_with_an_error_that_names_the_lost_rank_and_the_next_start_goes_on) {
   for (const Cut& cut : {Cut{"3", 300, "error: nothing has moved for 3 s (parallel.timeout_s)"},
                          Cut{"100", 3, "SIGTERM came while this rank waits for all_to_all"}}) {
