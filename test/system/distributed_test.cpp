@@ -449,7 +449,7 @@ TEST_F(Dying, sigterm_for_mpirun_saves) {
 class Different : public Distributed {
  protected:
   /// Two ranks, each of which starts with its line of shell.
-  void expect_refused(const std::string& left, const std::string& right, const std::string& what) {
+  void expect_refused(const std::string& left, const std::string& right, const std::vector<std::string>& parts) {
     std::vector<std::string> launcher = mpirun(1);
     const auto all = arguments("stories260k", {"--model.path", fs::absolute("test/fixtures/stories260k"),  //
                                                "--data.train", "data.jsonl", "--parallel.sp_size", "2"});
@@ -458,8 +458,7 @@ class Different : public Distributed {
     launcher.insert(launcher.end(), {":", "--oversubscribe", "-n", "1", "bash", "-c", right});
     const ProgramResult result = run_program(all, launcher);
     EXPECT_EQ(result.exit_code, 1) << result.output;
-    EXPECT_NE(result.output.find("ranks 1 ("), std::string::npos) << result.output;
-    EXPECT_NE(result.output.find("another " + what), std::string::npos) << result.output;
+    for (const std::string& part : parts) EXPECT_NE(result.output.find(part), std::string::npos) << result.output;
   }
   /// A directory with a data.jsonl.
   std::string directory(const std::string& name, const std::string& text) {
@@ -472,12 +471,24 @@ class Different : public Distributed {
 
 TEST_F(Different, configurations_programs_and_data_are_told_apart) {
   const std::string here = directory("here", mixed_documents()), run = "exec '" + program_ + "' \"$@\"";
-  expect_refused(here + run, here + run + " --optimizer.lr 2e-5", "run configuration");
+  expect_refused(here + run, here + run + " --optimizer.lr 2e-5", {"ranks 1 (", "another run configuration"});
   fs::copy_file(program_, dir_ / "changed");
   std::ofstream(dir_ / "changed", std::ios::app) << "x";
-  expect_refused(here + run, here + "exec '" + (dir_ / "changed").string() + "' \"$@\"", "program");
+  expect_refused(here + run, here + "exec '" + (dir_ / "changed").string() + "' \"$@\"",
+                 {"ranks 1 (", "another program"});
   // As many documents, tokens and targets, but other tokens.
-  expect_refused(here + run, directory("there", mixed_documents(2)) + run, "content of data.train");
+  expect_refused(here + run, directory("there", mixed_documents(2)) + run,
+                 {"ranks 1 (", "another content of data.train"});
+}
+
+TEST_F(Different, a_checkpoint_directory_that_is_not_shared_is_refused) {
+  if (std::system("unshare --map-root-user --mount true 2>/dev/null") != 0) GTEST_SKIP() << "no mount namespaces";
+  const std::string here = directory("here", mixed_documents()), run = "exec '" + program_ + "' \"$@\"";
+  fs::create_directories(dir_ / "run");
+  // Rank 1 has a disk of its own there.
+  const std::string apart = "unshare --map-root-user --mount sh -c 'mount -t tmpfs none \"$0\" && exec \"$@\"' '" +
+                            (dir_ / "run").string() + "' '" + program_ + "' \"$@\"";
+  expect_refused(here + run, here + apart, {"checkpoint.dir", "is not there on ranks 1 ("});
 }
 
 }  // namespace
