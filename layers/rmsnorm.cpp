@@ -14,10 +14,6 @@ void dispatch_storage(DType dtype, Op&& op) {
   dispatch_float(dtype, "rmsnorm", op);
 }
 
-DType accumulator_dtype(DType dtype) {
-  return dtype == DType::F64 ? DType::F64 : DType::F32;
-}
-
 template <class T>
 void forward_cpu(T* y, Accumulator<T>* rstd, const T* x, const T* w, int64_t rows, int64_t C, double eps,
                  NormKind kind) {

@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "layers/core/cuda_util.cuh"
+#include "layers/core/integer.h"
 #include "layers/rmsnorm.h"
 
 namespace {
@@ -26,10 +27,6 @@ constexpr int kMinBlocks = 4;            // of an SM at a time, in the backward:
 constexpr int kMaxWarpRow = 1024;        // longer rows get a block each
 constexpr int64_t kMaxPartials = 512;    // blocks of the backward: one wave of 4 a multiprocessor on an H100
 constexpr size_t kMaxShared = 96 << 10;  // every GPU from sm_80 on has 99 KiB for a block
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 template <int kTeam>
 __device__ __forceinline__ float team_sum(float value) {

@@ -11,10 +11,6 @@
 
 namespace {
 
-DType sum_dtype(DType dtype) {
-  return dtype == DType::F64 ? DType::F64 : DType::F32;
-}
-
 /// The first elements of a buffer that was placed for the largest T.
 Tensor first(Tensor buffer, Shape shape) {
   if (!buffer) return buffer;
@@ -101,7 +97,7 @@ BlockParams block_params(const ParamUnit& unit, std::span<const Tensor> views) {
 BlockActivations place_block_activations(Arena& arena, const ModelConfig& c, DType dtype, int64_t T, int64_t P) {
   const UlyssesShape heads = ulysses_shape(c, P);
   const int64_t all_T = T * P, C = c.hidden_size, F = c.intermediate_size;
-  const DType sums = sum_dtype(dtype);
+  const DType sums = accumulator_dtype(dtype);
   BlockActivations a;
   if (!c.norms.attn_in.empty()) {
     a.attn_in = arena.place(dtype, {T, C}, "attn_in");

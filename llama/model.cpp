@@ -20,7 +20,7 @@ std::vector<UnitSpec> unit_specs(const std::vector<ParamUnit>& units) {
 Llama::Llama(Arena& arena, const ModelConfig& config, const ModelOptions& options, Communicator* sp, Device& device)
     : config_(config), options_(options), device_(device), units_(param_units(config)) {
   const int64_t T = options.max_tokens, C = config.hidden_size;
-  const DType dtype = options.dtype, sums = dtype == DType::F64 ? DType::F64 : DType::F32;
+  const DType dtype = options.dtype, sums = accumulator_dtype(dtype);
   const size_t L = static_cast<size_t>(config.num_layers);
 
   arena.begin_section("batch");

@@ -47,6 +47,11 @@ constexpr const char* name_of(DType dtype) {
   return "?";
 }
 
+/// Of sums over elements of `dtype`: statistics, and gradients of parameters.
+constexpr DType accumulator_dtype(DType dtype) {
+  return dtype == DType::F64 ? DType::F64 : DType::F32;
+}
+
 /// bfloat16 as stored; arithmetic happens in fp32. Rounds to nearest even; NaN stays NaN.
 /// Trivial, so that kernels can have __shared__ arrays of it: bf16{} is 0, an uninitialised bf16 is not.
 struct bf16 {
