@@ -136,6 +136,16 @@ $(SIMT)/$(1)/faults_test: $(SIMT)/$(1)/test/simt/faults.cu.o
 endef
 $(foreach build,plain asan check,$(eval $(call simt_build,$(build))))
 
+# The whole trainer on the emulated GPU: layers and kernels as above, everything else as the program has it.
+SIMT_TRAINER := $(SIMT)/plain/train_gpt
+$(SIMT)/host/train_gpt.o: train_gpt.cu
+	@mkdir -p $(@D)
+	$(SIMT_CXX) $(SIMT_CPPFLAGS) $(SIMT_CXXFLAGS) -O1 -MMD -MP -x c++ -c -o $@ $<
+$(SIMT_TRAINER): $(SIMT_KERNELS:%=$(SIMT)/plain/%.o) $(SIMT)/host/train_gpt.o $(sort $(SIMT_HOST:%.cpp=$(SIMT)/host/%.o) \
+                 $(patsubst %.cpp,$(SIMT)/host/%.o,$(wildcard layers/*.cpp)) $(SIMT)/host/test/simt/checker_off.o) \
+                 $(patsubst %.cpp,$(B)/%.o,$(filter comm/% data/% llama/%,$(SRC)))
+	$(SIMT_CXX) -fopenmp -o $@ $^ -lfmt -lpthread $(if $(filter 1,$(MPI)),$(shell $(MPICXX) --showme:link 2>/dev/null))
+
 # Compiles everything that nvcc compiles, for every architecture; needs no GPU.
 .PHONY: nvcc-check nvcc-objects
 nvcc-check:

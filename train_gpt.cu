@@ -253,6 +253,7 @@ StepResult train_step(const RunConfig& run, const std::vector<MicroBatch>& micro
 
 int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   RunConfig run = parse_run_config(argc, argv);
+  resolve_device(run);
   if (!run.answer.empty()) {
     if (world.rank() == 0) std::fputs(run.answer.c_str(), stdout);
     return 0;
@@ -280,7 +281,7 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   const ModelConfig model = load_model_config(model_path);
   check_same(world, "model configuration", model.hf.dump());
   validate(run, model, shape, console);
-  Device device = open_device(run, console);
+  Device device = open_device(run, host.rank(), console);
   report_model(console, model, param_units(model));
 
   Loader train_data = make_loader(data_options(run, model, shape, false), world, host, console);
@@ -311,16 +312,17 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   report_traffic(console, plan_traffic(run, model, shape), shape);
   if (run.plan) return 0;
 
-  Mesh mesh(world, shape);
+  Mesh mesh(world, shape, device);
   if (world.rank() == 0) {
     for (const std::string& line : prepare_checkpoint_dir(run.checkpoint.dir)) console.info("{}", line);
     if (!run.debug.dump_dir.empty()) FileSystem().check_writable(run.debug.dump_dir);
   }
   if (!run.debug.dump_dir.empty()) check_shared(world, "debug.dump_dir", run.debug.dump_dir);
   const CompanionFiles companions = read_companion_files(model_path);
-  const double peak_flops = world.sum(measure_gemm_peak(device));
+  const ModelOptions options = model_options(run, model, shape);
+  const double peak_flops = world.sum(gemm_peak(device, options.dtype));
   Arena arena(device, plan.arena_bytes);
-  TrainState state(arena, run, model, model_options(run, model, shape), shape, &mesh, device);
+  TrainState state(arena, run, model, options, shape, &mesh, device);
 
   console.heading("Training");
   TrainerState trainer = resume_or_init(run, model, resumed, state, world, console);
@@ -358,7 +360,7 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
     const StepRows data = step_rows(train_data, trainer.next_sample, rows, run, model, mesh);
     std::optional<DumpedBatch> dump;
     if (!run.debug.dump_dir.empty() && step - done.step <= run.debug.dump_steps) {
-      dump.emplace(train_data.rows(trainer.next_sample, rows), model.vocab_size, run.debug.dump_logits);
+      dump.emplace(train_data.rows(trainer.next_sample, rows), model.vocab_size, run.debug.dump_logits, device);
     }
 
     const Traffic sent_before = measured_traffic(state);

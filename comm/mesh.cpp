@@ -2,6 +2,8 @@
 
 #include <fmt/ranges.h>
 
+#include "comm/staged_comm.h"
+
 namespace {
 
 std::vector<int64_t> divisors(int64_t n) {
@@ -27,10 +29,14 @@ MeshShape mesh_shape(int64_t world, int64_t dp_replicate, int64_t cp, int64_t sp
   return {n(world), n(dp_replicate), n(world / sp / cp / dp_replicate), n(cp), n(sp)};
 }
 
-Mesh::Mesh(Communicator& world, const MeshShape& shape) : shape_(shape), world_(world) {
+Mesh::Mesh(Communicator& world, const MeshShape& shape, Device& device) : shape_(shape), world_(world) {
   CHECK(shape.world == world.size(), "a mesh of {} ranks for a world of {}", shape.world, world.size());
   const int rank = world.rank();
   shard_ = world.split(rank / shape.shards(), "the ranks of a replica");
   replicate_ = world.split(rank % shape.shards(), "the replicas of a shard");
   sp_ = world.split(rank / shape.sp, "a sequence group");
+  if (!device.is_cuda()) return;
+  shard_on_device_ = std::make_unique<StagedComm>(*shard_, device);
+  replicate_on_device_ = std::make_unique<StagedComm>(*replicate_, device);
+  sp_on_device_ = std::make_unique<StagedComm>(*sp_, device);
 }

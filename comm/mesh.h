@@ -21,14 +21,19 @@ MeshShape mesh_shape(int64_t world, int64_t dp_replicate, int64_t cp, int64_t sp
 
 class Mesh {
  public:
-  /// All ranks call it.
-  Mesh(Communicator& world, const MeshShape& shape);
+  /// All ranks call it. Tensors that the groups exchange are in the memory of `device`, which must outlive the mesh.
+  Mesh(Communicator& world, const MeshShape& shape, Device& device);
 
   const MeshShape& shape() const { return shape_; }
   Communicator& world() { return world_; }
+  // For values of the host.
   Communicator& shard() { return *shard_; }
   Communicator& replicate() { return *replicate_; }
   Communicator& sp() { return *sp_; }
+  // The same ranks, for tensors of the device.
+  Communicator& shard_tensors() { return shard_on_device_ ? *shard_on_device_ : *shard_; }
+  Communicator& replicate_tensors() { return replicate_on_device_ ? *replicate_on_device_ : *replicate_; }
+  Communicator& sp_tensors() { return sp_on_device_ ? *sp_on_device_ : *sp_; }
   int data_parallel_rank() const { return world_.rank() / (shape_.cp * shape_.sp); }
   int replica() const { return world_.rank() / shape_.shards(); }
 
@@ -36,4 +41,5 @@ class Mesh {
   MeshShape shape_;
   Communicator& world_;
   std::unique_ptr<Communicator> shard_, replicate_, sp_;
+  std::unique_ptr<Communicator> shard_on_device_, replicate_on_device_, sp_on_device_;  // null on the CPU
 };

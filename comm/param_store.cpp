@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <exception>
 
 #include "layers/core/integer.h"
@@ -35,17 +34,28 @@ int64_t bytes_of(const Tensor& tensor) {
 
 ParamStore::ParamStore(Arena& arena, std::vector<UnitSpec> units, DType dtype, const MeshShape& shape, Mesh* mesh,
                        Device& device)
-    : dtype_(dtype), shape_(shape), mesh_(mesh), device_(device), shard_rank_(mesh ? mesh->shard().rank() : 0) {
+    : dtype_(dtype),
+      grad_dtype_(accumulator_dtype(dtype)),
+      shape_(shape),
+      mesh_(mesh),
+      device_(device),
+      shard_rank_(mesh ? mesh->shard().rank() : 0) {
   CHECK(mesh || arena.measures_only() || shape.world == 1, "a store of {} ranks needs a mesh", shape.world);
   for (UnitSpec& spec : units) {
     FlatLayout layout(spec.tensors, shape.shards());
-    units_.push_back({std::move(spec), std::move(layout), {}, {}, slot_index(units_.size(), units.size())});
+    units_.push_back({std::move(spec), std::move(layout), {}, {}, {}, slot_index(units_.size(), units.size())});
   }
   arena.begin_section(is_sharded() ? "parameters (shards)" : "parameters");
   for (Unit& unit : units_) unit.param_shard = arena.place(dtype, {unit.layout.shard_numel()}, unit.spec.name);
+  if (has_master()) {
+    arena.begin_section(is_sharded() ? "master weights (shards)" : "master weights");
+    for (Unit& unit : units_) {
+      unit.master_shard = arena.place(DType::F32, {unit.layout.shard_numel()}, unit.spec.name + " master");
+    }
+  }
   arena.begin_section(is_sharded() ? "gradients (shards)" : "gradients");
   for (Unit& unit : units_) {
-    unit.grad_shard = arena.place(dtype, {unit.layout.shard_numel()}, unit.spec.name + " gradient");
+    unit.grad_shard = arena.place(grad_dtype_, {unit.layout.shard_numel()}, unit.spec.name + " gradient");
   }
   const int64_t R = shape.dp_replicate;
   if (R > 1) {
@@ -53,7 +63,7 @@ ParamStore::ParamStore(Arena& arena, std::vector<UnitSpec> units, DType dtype, c
     for (const Unit& unit : units_)
       largest = std::max(largest, replica_part(unit.layout.shard_numel(), shape.dp_replicate) * R);
     arena.begin_section("sums over the replicas");
-    replica_scratch_ = arena.place(dtype, {2 * largest}, "gradients");
+    replica_scratch_ = arena.place(grad_dtype_, {2 * largest}, "gradients");
   }
   if (!is_sharded()) {
     for (Unit& unit : units_) {
@@ -74,9 +84,9 @@ ParamStore::ParamStore(Arena& arena, std::vector<UnitSpec> units, DType dtype, c
   for (Slot& slot : slots_) {
     if (slot.numel == 0) continue;  // of a model of few units
     slot.params = arena.place(dtype, {slot.numel}, "weights");
-    slot.grads = arena.place(dtype, {slot.numel}, "gradients");
+    slot.grads = arena.place(grad_dtype_, {slot.numel}, "gradients");
   }
-  received_ = arena.place(dtype, {largest}, "gradients of all ranks");
+  received_ = arena.place(grad_dtype_, {largest}, "gradients of all ranks");
 }
 
 ParamStore::~ParamStore() {
@@ -102,10 +112,10 @@ void ParamStore::gather(size_t u) {
   }
   Tensor full = slot.params.rows(0, unit.layout.numel());
   full.name = unit.spec.name.c_str();
-  std::memcpy(full.rows(shard_begin(u), unit.layout.shard_numel()).data, unit.param_shard.data,
-              unit.param_shard.size_bytes());
+  device_.copy(full.rows(shard_begin(u), unit.layout.shard_numel()).data, unit.param_shard.data,
+               unit.param_shard.size_bytes());
   slot.unit = u;
-  slot.gathering = mesh_->shard().start_all_gather(full);
+  slot.gathering = mesh_->shard_tensors().start_all_gather(full);
   slot.param_views = views_of(full, unit.spec, unit.layout);
   traffic_.gathers.add((shape_.shards() - 1) * bytes_of(unit.param_shard));
 }
@@ -149,7 +159,7 @@ void ParamStore::reduce(size_t u) {
   finish_reduce();  // one at a time: there is one buffer for what comes
   Tensor full = slot.grads.rows(0, unit.layout.numel());
   full.name = unit.spec.name.c_str();
-  reducing_ = {u, mesh_->shard().start_all_to_all(received_.rows(0, full.numel()), full)};
+  reducing_ = {u, mesh_->shard_tensors().start_all_to_all(received_.rows(0, full.numel()), full)};
   traffic_.reduces.add((shape_.shards() - 1) * bytes_of(unit.grad_shard));
 }
 
@@ -178,20 +188,25 @@ int64_t ParamStore::replica_part(int64_t n, int replicas) {
 
 // All-reduce: each replica sums one part in the order of replicas, and gives it to the others.
 void ParamStore::sum_replicas(Tensor grads) {
-  Communicator& replicas = mesh_->replicate();
+  Communicator& replicas = mesh_->replicate_tensors();
   const int64_t R = replicas.size(), n = grads.numel();
   const int64_t part = replica_part(n, replicas.size());
   Tensor all = replica_scratch_.rows(0, part * R), received = replica_scratch_.rows(part * R, part * R);
   all.name = received.name = grads.name;
-  std::memcpy(all.data, grads.data, grads.size_bytes());
+  device_.copy(all.data, grads.data, grads.size_bytes());
   fill_zero(device_, all.rows(n, part * R - n));
   replicas.all_to_all(received, all);
   Tensor mine = all.rows(part * replicas.rank(), part);
   fill_zero(device_, mine);
   add_parts(device_, mine, received, static_cast<int>(R));
   replicas.all_gather(all);
-  std::memcpy(grads.data, all.data, grads.size_bytes());
+  device_.copy(grads.data, all.data, grads.size_bytes());
   traffic_.replica_sums.add(2 * (R - 1) * bytes_of(mine));
+}
+
+void ParamStore::round_weights() {
+  if (!has_master()) return;
+  for (Unit& unit : units_) convert(device_, unit.param_shard, unit.master_shard);
 }
 
 void ParamStore::weights_changed() {

@@ -12,7 +12,8 @@
 // last unit, which have full buffers of their own, units share two, by turns. What is still in a buffer is not
 // gathered again until the weights change. Knows units and flat ranges, not what the tensors mean.
 //
-// Every sum is taken in the order of ranks. With one shard a full unit is the shard: nothing is copied.
+// Every sum is taken in the order of ranks. With one shard a full unit is the shard: nothing is copied. Gradients are
+// fp32 (fp64 for F64 weights). BF16 weights are rounded from fp32 master weights, of which each rank has its shard.
 #pragma once
 
 #include <optional>
@@ -40,6 +41,7 @@ class ParamStore {
 
   size_t num_units() const { return units_.size(); }
   DType dtype() const { return dtype_; }
+  Device& device() const { return device_; }
   const UnitSpec& spec(size_t u) const { return units_.at(u).spec; }
   const FlatLayout& layout(size_t u) const { return units_.at(u).layout; }
 
@@ -49,11 +51,15 @@ class ParamStore {
   const std::vector<Tensor>& grads(size_t u);
   void reduce(size_t u);
 
-  /// This rank's part of the flat buffer of unit u: elements [shard_begin, shard_begin + numel).
-  /// Whoever writes weights calls weights_changed() afterwards.
+  /// This rank's part of the flat buffer of unit u: elements [shard_begin, shard_begin + numel). master_shard is
+  /// param_shard itself unless weights are BF16. Who writes master weights rounds them (round_weights, or by itself),
+  /// and calls weights_changed() afterwards.
   Tensor param_shard(size_t u) { return units_.at(u).param_shard; }
+  Tensor master_shard(size_t u) { return has_master() ? units_.at(u).master_shard : param_shard(u); }
+  bool has_master() const { return dtype_ == DType::BF16; }
   Tensor grad_shard(size_t u) { return units_.at(u).grad_shard; }
   int64_t shard_begin(size_t u) const { return units_.at(u).layout.shard_begin(shard_rank_); }
+  void round_weights();
   void weights_changed();
 
   void zero_grads();
@@ -70,7 +76,7 @@ class ParamStore {
   struct Unit {
     UnitSpec spec;
     FlatLayout layout;
-    Tensor param_shard, grad_shard;
+    Tensor param_shard, master_shard, grad_shard;
     size_t slot = 0;
     int users = 0;
   };
@@ -89,7 +95,7 @@ class ParamStore {
   void finish_reduce();
   void sum_replicas(Tensor grads);
 
-  DType dtype_;
+  DType dtype_, grad_dtype_;
   MeshShape shape_;
   Mesh* mesh_;
   Device& device_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "llama/through_host.h"
+
 namespace {
 
 constexpr const char* kMoments[] = {"exp_avg", "exp_avg_sq"};
@@ -26,7 +28,7 @@ std::vector<TensorToWrite> tensors_on_disk(const std::vector<ParamUnit>& units, 
 /// The files that every rank writes into: weights, then moments.
 std::vector<SafetensorsWriter> open_files(const std::filesystem::path& path, const TrainState& state, bool create,
                                           const FileSystem& file_system) {
-  const auto tensors = tensors_on_disk(state.units, state.params.dtype());
+  const auto tensors = tensors_on_disk(state.units, accumulator_dtype(state.params.dtype()));
   const std::map<std::string, std::string> metadata = {{"format", "pt"}};
   if (create) file_system.create_directories(path / "optimizer");
   std::vector<SafetensorsWriter> writers;
@@ -43,9 +45,10 @@ void write_shards(std::vector<SafetensorsWriter>& writers, TrainState& state) {
   for (size_t file = 0; file < writers.size(); file++) {
     for (const ShardPiece& piece : pieces) {
       const Tensor shard =
-          file == 0 ? state.params.param_shard(piece.unit) : moment_shard(state.adamw, kMoments[file - 1], piece.unit);
-      const Tensor from = piece_of(shard, piece);
-      writers[file].write(piece.disk->hf_name, piece.begin, piece.count, from.dtype, from.data);
+          file == 0 ? state.params.master_shard(piece.unit) : moment_shard(state.adamw, kMoments[file - 1], piece.unit);
+      read_through_host(state.params.device(), piece_of(shard, piece), [&](ConstTensor from, int64_t first) {
+        writers[file].write(piece.disk->hf_name, piece.begin + first, from.numel(), from.dtype, from.data);
+      });
     }
     writers[file].finish();
   }
@@ -80,7 +83,8 @@ void load_checkpoint(const Checkpoint& checkpoint, TrainState& state, const Mode
   // Each moment has as many bytes as the weights.
   const auto pieces = shard_pieces(state.units, state.params);
   int64_t loaded = 0, part = 0;
-  for (const ShardPiece& piece : pieces) part += piece.count * static_cast<int64_t>(size_of(state.params.dtype()));
+  const auto size = static_cast<int64_t>(size_of(accumulator_dtype(state.params.dtype())));
+  for (const ShardPiece& piece : pieces) part += piece.count * size;
   const auto report = [&](int64_t bytes) {
     loaded += bytes;
     if (progress) progress(loaded, part * 3);
@@ -95,9 +99,11 @@ void load_checkpoint(const Checkpoint& checkpoint, TrainState& state, const Mode
       CHECK(directory.contains(name) && directory.info(name).shape == shape,
             "{}: {} of {} is missing or has another shape than the weight, {}; the checkpoint is of another model",
             checkpoint.path.string(), moment, name, piece.disk->shape.str());
-      const Tensor to = piece_of(moment_shard(state.adamw, moment, piece.unit), piece);
-      directory.read(name, piece.begin, piece.count, to.dtype, to.data);
-      report(static_cast<int64_t>(to.size_bytes()));
+      const Tensor all = piece_of(moment_shard(state.adamw, moment, piece.unit), piece);
+      write_through_host(state.params.device(), all, [&](Tensor to, int64_t first) {
+        directory.read(name, piece.begin + first, to.numel(), to.dtype, to.data);
+        report(static_cast<int64_t>(to.size_bytes()));
+      });
     }
   }
 }

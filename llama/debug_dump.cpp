@@ -3,25 +3,34 @@
 #include <algorithm>
 #include <optional>
 
+#include "llama/through_host.h"
 #include "llama/weights.h"
 
 Tensor DumpedBatch::add(const Batch& slice, const std::vector<int64_t>& rows, int64_t first_token) {
   if (!with_logits_) return {};
-  parts_.push_back(
-      {rows, slice.row_len, first_token, std::vector<float>(static_cast<size_t>(slice.size() * vocab_size_))});
-  return {parts_.back().logits.data(), DType::F32, {slice.size(), vocab_size_}, "dumped logits"};
+  Tensor logits = {nullptr, DType::F32, {slice.size(), vocab_size_}, "dumped logits"};
+  logits.data = device_.allocate(logits.size_bytes());
+  parts_.push_back({rows, slice.row_len, first_token, logits});
+  return logits;
+}
+
+DumpedBatch::~DumpedBatch() {
+  for (const Part& part : parts_) device_.deallocate(part.logits.data, part.logits.size_bytes());
 }
 
 void DumpedBatch::write_logits(SafetensorsWriter& writer) const {
   for (const Part& part : parts_) {
-    const int64_t T = static_cast<int64_t>(part.logits.size()) / vocab_size_;
+    const int64_t T = part.logits.shape[0];
     for (int64_t t = 0; t < T;) {  // the rest of a row at a time
       const int64_t in_batch = part.first_token + t, in_row = in_batch % part.row_len;
       const int64_t n = std::min(T - t, part.row_len - in_row);
       const auto row = static_cast<size_t>(in_batch / part.row_len);
       if (row < part.rows.size()) {  // not the padding of a rank without rows
         const int64_t to = part.rows[row] * global_batch_.row_len + in_row;
-        writer.write("logits", to * vocab_size_, n * vocab_size_, DType::F32, part.logits.data() + t * vocab_size_);
+        const Tensor piece = part.logits.rows(t, n).reshaped({n * vocab_size_});
+        read_through_host(device_, piece, [&](ConstTensor from, int64_t first) {
+          writer.write("logits", to * vocab_size_ + first, from.numel(), from.dtype, from.data);
+        });
       }
       t += n;
     }
@@ -75,10 +84,13 @@ void write_dump(const std::filesystem::path& directory, int64_t step, double los
   batch.write_logits(*writer);
   if (mesh.replica() == 0) {
     for (const ShardPiece& piece : shard_pieces(state.units, state.params)) {
-      const Tensor grad = piece_of(state.params.grad_shard(piece.unit), piece);
-      const Tensor param = piece_of(state.params.param_shard(piece.unit), piece);
-      writer->write("grad/" + piece.disk->hf_name, piece.begin, piece.count, grad.dtype, grad.data);
-      writer->write("param/" + piece.disk->hf_name, piece.begin, piece.count, param.dtype, param.data);
+      const auto write = [&](const char* kind, Tensor shard) {
+        read_through_host(state.params.device(), piece_of(shard, piece), [&](ConstTensor from, int64_t first) {
+          writer->write(kind + piece.disk->hf_name, piece.begin + first, from.numel(), from.dtype, from.data);
+        });
+      };
+      write("grad/", state.params.grad_shard(piece.unit));
+      write("param/", state.params.master_shard(piece.unit));
     }
   }
   writer->finish();

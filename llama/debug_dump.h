@@ -16,10 +16,12 @@
 /// The global batch of a step, and the logits that this rank computes of it.
 class DumpedBatch {
  public:
-  DumpedBatch(Batch global_batch, int64_t vocab_size, bool with_logits)
-      : global_batch_(std::move(global_batch)), vocab_size_(vocab_size), with_logits_(with_logits) {}
+  DumpedBatch(Batch global_batch, int64_t vocab_size, bool with_logits, Device& device)
+      : global_batch_(std::move(global_batch)), vocab_size_(vocab_size), with_logits_(with_logits), device_(device) {}
+  DumpedBatch(const DumpedBatch&) = delete;
+  ~DumpedBatch();
 
-  /// Where the logits (T, V) of this rank's slice of a micro-batch go; null unless asked for. `rows`: those of the
+  /// Where the logits (T, V) F32 of this rank's slice of a micro-batch go; null unless asked for. `rows`: those of the
   /// global batch that the micro-batch has; `first_token`: the slice's, in the flattened micro-batch.
   Tensor add(const Batch& slice, const std::vector<int64_t>& rows, int64_t first_token);
 
@@ -33,11 +35,12 @@ class DumpedBatch {
   struct Part {
     std::vector<int64_t> rows;
     int64_t row_len, first_token;
-    std::vector<float> logits;
+    Tensor logits;  // in the memory of the device
   };
   Batch global_batch_;
   int64_t vocab_size_;
   bool with_logits_;
+  Device& device_;
   std::vector<Part> parts_;
 };
 

@@ -1,7 +1,9 @@
-// The machine's GEMM peak, measured: what MFU is relative to.
+// The GEMM peak of a device: what MFU is relative to.
 #pragma once
 
 #include "layers/core/device.h"
+#include "layers/core/dtype.h"
 
-/// The best of the products of square matrices that fit into a third of a second, in FLOP/s.
-double measure_gemm_peak(Device& device);
+/// FLOP/s. Of a GPU: what its maker states for dense products of `dtype` with fp32 sums (Device::peak_flops). Of the CPU:
+/// measured, the best of the products of square matrices that fit into a third of a second.
+double gemm_peak(Device& device, DType dtype);

@@ -15,7 +15,7 @@ int64_t default_loss_tile(int64_t T, int64_t V) {
 }
 
 void measure(Arena& arena, const RunConfig& run, const ModelConfig& model, const MeshShape& shape) {
-  Device device = Device::cpu();
+  Device device = Device::planned(run.train.device == "cuda" ? DeviceKind::Cuda : DeviceKind::Cpu);
   TrainState(arena, run, model, model_options(run, model, shape), shape, nullptr, device);
 }
 
@@ -26,10 +26,11 @@ TrainState::TrainState(Arena& arena, const RunConfig& run, const ModelConfig& mo
     : units(param_units(model)),
       params(arena, unit_specs(units), options.dtype, shape, mesh, device),
       adamw(arena, params, units, run.optimizer),
-      llama(arena, model, options, mesh ? &mesh->sp() : nullptr, device) {}
+      llama(arena, model, options, mesh ? &mesh->sp_tensors() : nullptr, device) {}
 
 ModelOptions model_options(const RunConfig& run, const ModelConfig& model, const MeshShape& shape) {
   ModelOptions options;
+  options.dtype = run.train.dtype == "bf16" ? DType::BF16 : DType::F32;
   options.sp_size = shape.sp;
   options.max_tokens = run.batch.micro_batch_size * ceil_div(run.data.seq_len, shape.sp);
   options.loss_tile_tokens = run.memory.loss_tile_tokens > 0 ? std::min(run.memory.loss_tile_tokens, options.max_tokens)
@@ -69,6 +70,7 @@ Traffic plan_traffic(const RunConfig& run, const ModelConfig& model, const MeshS
   };
   const ModelOptions options = model_options(run, model, shape);
   const int64_t size = static_cast<int64_t>(size_of(options.dtype)), L = model.num_layers;
+  const int64_t grad_size = static_cast<int64_t>(size_of(accumulator_dtype(options.dtype)));
   const int64_t M = run.batch.global_batch_size / (run.batch.micro_batch_size * shape.data_parallel());
   const auto units = unit_specs(param_units(model));
   for (int64_t u = 0; u < static_cast<int64_t>(units.size()); u++) {
@@ -77,10 +79,10 @@ Traffic plan_traffic(const RunConfig& run, const ModelConfig& model, const MeshS
       const bool is_block = u >= 1 && u <= L;
       const int64_t forward = is_block && u > 2 ? M - 1 : 0, backward = is_block && u < L - 1 ? M : 0;
       add(traffic.gathers, 1 + forward + backward, (shape.shards() - 1) * shard * size);
-      add(traffic.reduces, M, (shape.shards() - 1) * shard * size);
+      add(traffic.reduces, M, (shape.shards() - 1) * shard * grad_size);
     }
     const int64_t R = shape.dp_replicate, part = ParamStore::replica_part(shard, shape.dp_replicate);
-    if (R > 1) add(traffic.replica_sums, 1, 2 * (R - 1) * part * size);
+    if (R > 1) add(traffic.replica_sums, 1, 2 * (R - 1) * part * grad_size);
   }
   if (shape.sp > 1) {
     const UlyssesShape heads = ulysses_shape(model, shape.sp);

@@ -154,7 +154,7 @@ std::vector<Option> options_of(RunConfig& r) {
        .range = {.min = 0, .max = 1e6, .min_is_legal = false}},
       {.key = "train.device",
        .value = &r.train.device,
-       .help = "auto = cuda where there is a GPU and the kernels are complete: in this version always cpu.",
+       .help = "auto = cuda where there is a GPU.",
        .choices = {"auto", "cpu", "cuda"}},
       {.key = "train.dtype",
        .value = &r.train.dtype,

@@ -60,7 +60,8 @@ void validate(const RunConfig& run, const ModelConfig& model, const MeshShape& m
         "model.path '{}' is a file, but model.init pretrained needs weights: give the checkpoint directory, or set "
         "model.init to random",
         run.model.path);
-  CHECK(run.train.dtype != "bf16", "train.dtype bf16 needs the CUDA device; on the CPU use fp32 (or auto)");
+  CHECK(run.train.dtype != "bf16" || run.train.device == "cuda",
+        "train.dtype bf16 needs the CUDA device; on the CPU use fp32 (or auto)");
   for (const auto* sources : {&run.data.train, &run.data.eval}) {
     for (const SourceConfig& source : *sources) {
       const bool is_text = run.data.format == "bytes" || (run.data.format == "auto" && source.path.ends_with(".txt"));
@@ -77,15 +78,16 @@ void validate(const RunConfig& run, const ModelConfig& model, const MeshShape& m
   }
 }
 
-Device open_device(const RunConfig& run, Console& console) {
-  const int gpus = cuda_device_count();
-  if (run.train.device == "cuda") {
-    Device device = Device::cuda(0);
-    fail("train.device cuda: {} is here, but in this version only RMSNorm has its CUDA kernels; use --train.device cpu",
-         device.name());
-  }
-  if (run.train.device == "auto" && gpus > 0) {
-    console.info("{} GPU(s) found, but in this version only RMSNorm has its CUDA kernels: training on the CPU", gpus);
-  }
-  return Device::cpu();
+void resolve_device(RunConfig& run) {
+  if (run.train.device == "auto") run.train.device = cuda_device_count() > 0 ? "cuda" : "cpu";
+  if (run.train.dtype == "auto") run.train.dtype = run.train.device == "cuda" ? "bf16" : "fp32";
+}
+
+Device open_device(const RunConfig& run, int rank_on_host, Console& console) {
+  const DeviceKind kind = run.train.device == "cuda" ? DeviceKind::Cuda : DeviceKind::Cpu;
+  if (run.plan) return Device::planned(kind);
+  if (kind == DeviceKind::Cpu) return Device::cpu();
+  const int gpus = std::max(1, cuda_device_count());  // where there is none, the error says it
+  if (rank_on_host == gpus) console.warning("more ranks than the {} GPU(s) of this host share them: slow", gpus);
+  return Device::cuda(rank_on_host % gpus);
 }

@@ -8,12 +8,12 @@
 
 #include "layers/core/parallel.h"
 #include "layers/core/rng.h"
+#include "llama/through_host.h"
 
 namespace {
 
 constexpr const char* kEmbeddingOnDisk = "model.embed_tokens.weight";
 constexpr const char* kHeadOnDisk = "lm_head.weight";
-constexpr int64_t kChunk = int64_t{1} << 22;  // elements read at a time
 
 /// At most eight names, and how many more there are.
 std::string short_list(const std::vector<std::string>& names) {
@@ -112,7 +112,7 @@ Tensor piece_of(Tensor shard, const ShardPiece& piece) {
 void init_random(ParamStore& params, const ModelConfig& config, const std::vector<ParamUnit>& units, uint64_t seed) {
   const int64_t C = config.hidden_size;
   for (const ShardPiece& piece : shard_pieces(units, params)) {
-    const Tensor to = piece_of(params.param_shard(piece.unit), piece);
+    const Tensor all = piece_of(params.master_shard(piece.unit), piece);
     const Philox rng(seed, hash_name(piece.disk->hf_name));
     const bool is_embedding = piece.disk->hf_name == kEmbeddingOnDisk;
     const auto value = [&](int64_t i) {
@@ -127,13 +127,16 @@ void init_random(ParamStore& params, const ModelConfig& config, const std::vecto
       if (is_embedding && i / C == config.pad_token_id) return 0.0;
       return config.initializer_range * rng.normal(static_cast<uint64_t>(i));
     };
-    dispatch_float(to.dtype, "init_random", [&]<class T>(T) {
-      T* out = to.as<T>();
-      parallel_for(piece.count, 1 << 12, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; i++) out[i] = static_cast<T>(value(piece.begin + i));
+    write_through_host(params.device(), all, [&](Tensor to, int64_t first) {
+      dispatch_float(to.dtype, "init_random", [&]<class T>(T) {
+        T* out = to.as<T>();
+        parallel_for(to.numel(), 1 << 12, [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; i++) out[i] = static_cast<T>(value(piece.begin + first + i));
+        });
       });
     });
   }
+  params.round_weights();
   params.weights_changed();
 }
 
@@ -144,17 +147,17 @@ void load_weights(ParamStore& params, const ModelConfig& config, const std::vect
   int64_t total = 0, done = 0;
   for (const ShardPiece& piece : pieces) total += piece.count;
   for (const ShardPiece& piece : pieces) {
-    const Tensor to = piece_of(params.param_shard(piece.unit), piece);
+    const Tensor all = piece_of(params.master_shard(piece.unit), piece);
     const std::string name = name_in(directory, config, piece.disk->hf_name);
-    for (int64_t i = 0; i < piece.count; i += kChunk) {
-      const int64_t n = std::min(kChunk, piece.count - i);
-      directory.read(name, piece.begin + i, n, to.dtype, to.rows(i, n).data);
+    write_through_host(params.device(), all, [&](Tensor to, int64_t first) {
+      directory.read(name, piece.begin + first, to.numel(), to.dtype, to.data);
       const bool is_tied_head = config.tie_word_embeddings && piece.disk->hf_name == kEmbeddingOnDisk;
-      if (is_tied_head) check_tied_head(directory, piece.begin + i, n);
-      done += n;
-      if (progress)
-        progress(done * static_cast<int64_t>(size_of(to.dtype)), total * static_cast<int64_t>(size_of(to.dtype)));
-    }
+      if (is_tied_head) check_tied_head(directory, piece.begin + first, to.numel());
+      done += to.numel();
+      const int64_t size = static_cast<int64_t>(size_of(to.dtype));
+      if (progress) progress(done * size, total * size);
+    });
   }
+  params.round_weights();
   params.weights_changed();
 }

@@ -15,6 +15,7 @@ Device Device::cuda(int ordinal) {
     Device device(DeviceKind::Cuda, ordinal);
     device.stream_ = cuda_open(ordinal);
     device.workspace_ = cuda_allocate(kWorkspaceBytes);
+    device.uploads_ = cuda_open_uploads();
     return device;
   } else {
     fail(
@@ -28,11 +29,13 @@ Device::Device(Device&& other) noexcept
     : kind_(other.kind_),
       ordinal_(other.ordinal_),
       stream_(std::exchange(other.stream_, nullptr)),
-      workspace_(std::exchange(other.workspace_, nullptr)) {}
+      workspace_(std::exchange(other.workspace_, nullptr)),
+      uploads_(std::exchange(other.uploads_, nullptr)) {}
 
 Device::~Device() {
   if constexpr (kHasCuda) {
     if (workspace_) cuda_deallocate(workspace_);
+    if (uploads_) cuda_close_uploads(uploads_);
     if (stream_) cuda_close(stream_);
   }
 }
@@ -74,6 +77,22 @@ void Device::fill_zero(void* data, size_t size_bytes) {
   std::memset(data, 0, size_bytes);
 }
 
+void Device::copy(void* to, const void* from, size_t size_bytes) {
+  if (size_bytes == 0) return;
+  if constexpr (kHasCuda) {
+    if (is_cuda()) return cuda_queue_copy(to, from, size_bytes, stream_);
+  }
+  std::memcpy(to, from, size_bytes);
+}
+
+void Device::upload(void* to, const void* from, size_t size_bytes) {
+  if (size_bytes == 0) return;
+  if constexpr (kHasCuda) {
+    if (is_cuda()) return cuda_upload(uploads_, to, from, size_bytes, stream_);
+  }
+  std::memcpy(to, from, size_bytes);
+}
+
 void Device::copy_from_host(void* to, const void* from, size_t size_bytes) {
   if (size_bytes == 0) return;
   if constexpr (kHasCuda) {
@@ -90,6 +109,13 @@ void Device::synchronize() {
   if constexpr (kHasCuda) {
     if (is_cuda()) cuda_synchronize(stream_);
   }
+}
+
+double Device::peak_flops(DType dtype) const {
+  if constexpr (kHasCuda) {
+    if (is_cuda()) return cuda_peak_flops(ordinal_, dtype == DType::BF16);
+  }
+  fail("the peak of {} is not known", name());
 }
 
 void* Device::workspace(size_t size_bytes) {

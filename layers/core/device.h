@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <string>
 
+#include "layers/core/dtype.h"
+
 #ifdef TRAIN_GPT_CUDA
 inline constexpr bool kHasCuda = true;
 #else
@@ -17,6 +19,8 @@ class Device {
   static Device cpu() { return Device(DeviceKind::Cpu, 0); }
   /// The CUDA device `ordinal` of this host; an error that names the remedy when there is none.
   static Device cuda(int ordinal);
+  /// Says what it is, and has no memory: for arenas that only measure.
+  static Device planned(DeviceKind kind) { return Device(kind, 0); }
 
   Device(Device&& other) noexcept;
   Device& operator=(Device&&) = delete;
@@ -33,9 +37,18 @@ class Device {
   void* allocate(size_t size_bytes);
   void deallocate(void* data, size_t size_bytes) noexcept;
   void fill_zero(void* data, size_t size_bytes);
+  /// Within the device's memory; queued on the compute stream.
+  void copy(void* to, const void* from, size_t size_bytes);
+  /// Queued on the compute stream; `from` is free when the call returns. For a batch's tokens and the like: large
+  /// copies wait for those before.
+  void upload(void* to, const void* from, size_t size_bytes);
+  /// These two wait until the copy is done, and for everything that was queued before.
   void copy_from_host(void* to, const void* from, size_t size_bytes);
   void copy_to_host(void* to, const void* from, size_t size_bytes);
   void synchronize();
+
+  /// CUDA only: FLOP/s of dense matrix products of F32 or BF16 elements with fp32 sums, at the maker's clock.
+  double peak_flops(DType dtype) const;
 
   /// CUDA only: scratch memory of the op that is being queued; its contents are undefined, and the next op on the
   /// compute stream overwrites it. One fixed allocation, so that `--plan` can count it and no step allocates. The
@@ -50,6 +63,7 @@ class Device {
   int ordinal_;
   void* stream_ = nullptr;
   void* workspace_ = nullptr;
+  void* uploads_ = nullptr;
 };
 
 /// CUDA devices that this process can use: 0 when built with CUDA=0, without a driver, or without a GPU.

@@ -6,8 +6,15 @@
 int cuda_count_devices();
 void* cuda_open(int ordinal);  ///< selects the device, returns its compute stream
 void cuda_close(void* stream) noexcept;
+double cuda_peak_flops(int ordinal, bool is_bf16);
 void* cuda_allocate(size_t size_bytes);  ///< contents undefined
 void cuda_deallocate(void* data) noexcept;
 void cuda_fill_zero(void* data, size_t size_bytes, void* stream);
 void cuda_copy(void* to, const void* from, size_t size_bytes, void* stream);  ///< either direction, waits
+void cuda_queue_copy(void* to, const void* from, size_t size_bytes, void* stream);  ///< within the device
 void cuda_synchronize(void* stream);
+
+void* cuda_open_uploads();
+void cuda_close_uploads(void* uploads) noexcept;
+/// Queues a copy of `from`, which is free when the call returns.
+void cuda_upload(void* uploads, void* to, const void* from, size_t size_bytes, void* stream);

@@ -22,7 +22,7 @@ class Trainer {
  public:
   Trainer(Communicator& ranks, int replicas, int sp)
       : model_(load_model_config(kModel)),
-        mesh_(ranks, mesh_shape(ranks.size(), replicas, 1, sp)),
+        mesh_(ranks, mesh_shape(ranks.size(), replicas, 1, sp), device_),
         arena_(device_, size_t{64} << 20),
         state_(arena_, run(), model_, model_options(run(), model_, mesh_.shape()), mesh_.shape(), &mesh_, device_) {}
 

@@ -73,7 +73,8 @@ TEST(Communicator, ranks_that_call_different_collectives_are_told_when_they_are_
 
 TEST(Mesh, groups_are_neighbours_and_dp_shard_follows) {
   Communicator& world = test_world();
-  Mesh mesh(world, mesh_shape(8, 2, 1, 2));
+  Device device = Device::cpu();
+  Mesh mesh(world, mesh_shape(8, 2, 1, 2), device);
   EXPECT_EQ(mesh.shape().dp_shard, 2);
   EXPECT_EQ(mesh.sp().rank(), world.rank() % 2);
   EXPECT_EQ(mesh.shard().rank(), world.rank() % 4);
@@ -100,7 +101,7 @@ float gradient(int rank, int micro, size_t unit, int64_t i) {
 class ShardedStore {
  public:
   ShardedStore(Communicator& ranks, int replicas)
-      : mesh_(ranks, mesh_shape(ranks.size(), replicas, 1, 1)),
+      : mesh_(ranks, mesh_shape(ranks.size(), replicas, 1, 1), device_),
         arena_(device_, 1 << 22),
         store_(arena_, kUnits, DType::F32, mesh_.shape(), &mesh_, device_) {}
   ParamStore& operator*() { return store_; }

@@ -1,6 +1,7 @@
 // The CUDA runtime API over the machine's memory. Streams run eagerly: everything is done when the call returns.
 #include <cuda_runtime_api.h>
 
+#include <cstdlib>
 #include <cstring>
 
 #include "test/simt/machine.h"
@@ -53,6 +54,25 @@ cudaError_t cudaSetDevice(int ordinal) {
   return ordinal == 0 ? cudaSuccess : cudaErrorInvalidValue;
 }
 
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ordinal) {
+  if (ordinal != 0) return cudaErrorInvalidValue;
+  switch (attribute) {
+    case cudaDevAttrClockRate:
+      *value = 1000000;  // kHz
+      return cudaSuccess;
+    case cudaDevAttrMultiProcessorCount:
+      *value = 1;
+      return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = 8;
+      return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = 0;
+      return cudaSuccess;
+  }
+  return cudaErrorInvalidValue;
+}
+
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   *free_bytes = free_device_bytes();
   *total_bytes = machine.arena.size;
@@ -66,6 +86,16 @@ cudaError_t cudaMalloc(void** data, size_t size_bytes) {
 
 cudaError_t cudaFree(void* data) {
   return !data || release_device(data) ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaMallocHost(void** data, size_t size_bytes) {
+  *data = std::malloc(size_bytes);
+  return *data ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaFreeHost(void* data) {
+  std::free(data);
+  return cudaSuccess;
 }
 
 cudaError_t cudaMemsetAsync(void* data, int value, size_t size_bytes, cudaStream_t) {
@@ -94,5 +124,22 @@ cudaError_t cudaStreamDestroy(cudaStream_t) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = reinterpret_cast<cudaEvent_t>(uintptr_t{1});
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t) {
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t) {
   return cudaSuccess;
 }
