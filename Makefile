@@ -38,8 +38,11 @@ NVCCFLAGS := -std=c++20 -O3 -lineinfo -Werror all-warnings --expt-relaxed-conste
              $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
 ifeq ($(CUDA),1)
 CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+NCCL ?= $(if $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h),1,0)
 LDLIBS += -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib -lcudart_static -ldl -lrt
 endif
+NCCL ?= 0
+LDLIBS += $(if $(filter 1,$(NCCL)),-Wl$(,)-rpath$(,)$(CUDA_HOME)/lib64 -lnccl)
 ifeq ($(MPI),1)
 MPI_CPPFLAGS := -DOMPI_SKIP_MPICXX $(shell $(MPICXX) --showme:compile 2>/dev/null)
 LDLIBS += $(shell $(MPICXX) --showme:link 2>/dev/null)
@@ -48,7 +51,9 @@ endif
 # ---- sources: every .cpp of a folder is part of the program; comm/world_{mpi,self}.cpp are alternatives
 SRC := $(sort $(wildcard layers/core/*.cpp layers/*.cpp comm/*.cpp data/*.cpp llama/*.cpp))
 SRC := $(filter-out $(if $(filter 1,$(MPI)),comm/world_self.cpp,comm/world_mpi.cpp comm/mpi_comm.cpp comm/mpi_progress.cpp),$(SRC))
+SRC := $(filter-out $(if $(filter 1,$(NCCL)),comm/nccl_none.cpp),$(SRC))
 CU  := $(if $(filter 1,$(CUDA)),$(sort $(wildcard layers/core/*.cu layers/*.cu comm/*.cu)))
+CU  := $(filter-out $(if $(filter 0,$(NCCL)),comm/nccl_comm.cu),$(CU))
 OBJ := $(SRC:%.cpp=$(B)/%.o) $(CU:%.cu=$(B)/%.cu.o)
 LIB := $(B)/libtrain_gpt.a
 
@@ -141,9 +146,9 @@ SIMT_TRAINER := $(SIMT)/plain/train_gpt
 $(SIMT)/host/train_gpt.o: train_gpt.cu
 	@mkdir -p $(@D)
 	$(SIMT_CXX) $(SIMT_CPPFLAGS) $(SIMT_CXXFLAGS) -O1 -MMD -MP -x c++ -c -o $@ $<
-$(SIMT_TRAINER): $(SIMT_KERNELS:%=$(SIMT)/plain/%.o) $(SIMT)/host/train_gpt.o $(sort $(SIMT_HOST:%.cpp=$(SIMT)/host/%.o) \
-                 $(patsubst %.cpp,$(SIMT)/host/%.o,$(wildcard layers/*.cpp)) $(SIMT)/host/test/simt/checker_off.o) \
-                 $(patsubst %.cpp,$(B)/%.o,$(filter comm/% data/% llama/%,$(SRC)))
+$(SIMT_TRAINER): $(SIMT_KERNELS:%=$(SIMT)/plain/%.o) $(SIMT)/plain/comm/nccl_comm.cu.o $(SIMT)/host/train_gpt.o $(sort $(SIMT_HOST:%.cpp=$(SIMT)/host/%.o) \
+                 $(patsubst %.cpp,$(SIMT)/host/%.o,$(wildcard layers/*.cpp)) $(SIMT)/host/test/simt/checker_off.o $(SIMT)/host/test/simt/nccl.o) \
+                 $(patsubst %.cpp,$(B)/%.o,$(filter-out comm/nccl_none.cpp,$(filter comm/% data/% llama/%,$(SRC))))
 	$(SIMT_CXX) -fopenmp -o $@ $^ -lfmt -lpthread $(if $(filter 1,$(MPI)),$(shell $(MPICXX) --showme:link 2>/dev/null))
 
 # Compiles everything that nvcc compiles, for every architecture; needs no GPU.
@@ -172,7 +177,7 @@ $(B)/test/distributed/%_test: $(B)/test/distributed/%_test.o $(B)/test/distribut
 .PHONY: test tests run-tests run-simt-tests
 test:
 	@scripts/install_deps.sh build test
-	@$(MAKE) -j$(JOBS) --no-print-directory all tests $(SIMT_TESTS)
+	@$(MAKE) -j$(JOBS) --no-print-directory all tests $(SIMT_TESTS) $(SIMT_TRAINER)
 	@rm -f build/test.tally
 	@export TEST_TALLY=build/test.tally; status=0; \
 	  { $(MAKE) --no-print-directory run-simt-tests && $(MAKE) --no-print-directory run-tests; } 2>&1 | \

@@ -2,6 +2,9 @@
 
 #include <fmt/ranges.h>
 
+#include <set>
+
+#include "comm/nccl_comm.h"
 #include "comm/staged_comm.h"
 
 namespace {
@@ -36,7 +39,19 @@ Mesh::Mesh(Communicator& world, const MeshShape& shape, Device& device) : shape_
   replicate_ = world.split(rank % shape.shards(), "the replicas of a shard");
   sp_ = world.split(rank / shape.sp, "a sequence group");
   if (!device.is_cuda()) return;
-  shard_on_device_ = std::make_unique<StagedComm>(*shard_, device);
-  replicate_on_device_ = std::make_unique<StagedComm>(*replicate_, device);
-  sp_on_device_ = std::make_unique<StagedComm>(*sp_, device);
+  const auto gpus = world.all_texts(world.host() + " " + device.id());
+  is_gpu_each_ = std::set<std::string>(gpus.begin(), gpus.end()).size() == gpus.size();
+  const auto on_device = [&](Communicator& host) -> std::unique_ptr<Communicator> {
+    if (host.size() == 1) return std::make_unique<StagedComm>(host, device);
+    if (has_nccl() && is_gpu_each_) return make_nccl_comm(host, device);
+    return std::make_unique<StagedComm>(host, device);
+  };
+  shard_on_device_ = on_device(*shard_);
+  replicate_on_device_ = on_device(*replicate_);
+  sp_on_device_ = on_device(*sp_);
+}
+
+const char* Mesh::transport() const {
+  if (!shard_on_device_) return "MPI";
+  return has_nccl() && is_gpu_each_ ? "NCCL" : "MPI through the memory of the host";
 }

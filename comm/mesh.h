@@ -34,11 +34,14 @@ class Mesh {
   Communicator& shard_tensors() { return shard_on_device_ ? *shard_on_device_ : *shard_; }
   Communicator& replicate_tensors() { return replicate_on_device_ ? *replicate_on_device_ : *replicate_; }
   Communicator& sp_tensors() { return sp_on_device_ ? *sp_on_device_ : *sp_; }
+  /// "MPI", "NCCL", or "MPI through the memory of the host".
+  const char* transport() const;
   int data_parallel_rank() const { return world_.rank() / (shape_.cp * shape_.sp); }
   int replica() const { return world_.rank() / shape_.shards(); }
 
  private:
   MeshShape shape_;
+  bool is_gpu_each_ = false;
   Communicator& world_;
   std::unique_ptr<Communicator> shard_, replicate_, sp_;
   std::unique_ptr<Communicator> shard_on_device_, replicate_on_device_, sp_on_device_;  // null on the CPU

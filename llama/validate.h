@@ -9,8 +9,8 @@
 /// Throws for what cannot run, warns of what can but may surprise.
 void validate(const RunConfig& run, const ModelConfig& model, const MeshShape& mesh, Console& console);
 
-/// Makes of `auto` what it means on this host: train.device cuda where there is a GPU, train.dtype bf16 on cuda and fp32
-/// on the cpu.
+/// Makes of `auto` what it means on this host: train.device cuda where there is a GPU, train.dtype bf16 on cuda and
+/// fp32 on the cpu.
 void resolve_device(RunConfig& run);
 
 /// The device of a resolved run for this rank of its host: the GPUs in turn. With --plan it has no memory.

@@ -44,6 +44,13 @@ std::string Device::name() const {
   return is_cuda() ? fmt::format("cuda:{}", ordinal_) : "cpu";
 }
 
+std::string Device::id() const {
+  if constexpr (kHasCuda) {
+    if (is_cuda()) return cuda_bus_id(ordinal_);
+  }
+  return "cpu";
+}
+
 void* Device::allocate(size_t size_bytes) {
   if (size_bytes == 0) return nullptr;
   if constexpr (kHasCuda) {

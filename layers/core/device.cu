@@ -76,6 +76,12 @@ void cuda_close(void* stream) noexcept {
   cudaStreamDestroy(as_stream(stream));
 }
 
+std::string cuda_bus_id(int ordinal) {
+  char id[32] = "";
+  cuda_check(cudaDeviceGetPCIBusId(id, sizeof(id), ordinal));
+  return id;
+}
+
 double cuda_peak_flops(int ordinal, bool is_bf16) {
   const auto attribute = [&](cudaDeviceAttr which) {
     int value = 0;

@@ -30,6 +30,8 @@ class Device {
   bool is_cuda() const { return kind_ == DeviceKind::Cuda; }
   /// "cpu" or "cuda:0".
   std::string name() const;
+  /// What tells a GPU from the others of its host (its PCI bus id); "cpu".
+  std::string id() const;
   /// The compute stream (a cudaStream_t; null on the CPU).
   void* stream() const { return stream_; }
 

@@ -2,15 +2,17 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 int cuda_count_devices();
 void* cuda_open(int ordinal);  ///< selects the device, returns its compute stream
 void cuda_close(void* stream) noexcept;
+std::string cuda_bus_id(int ordinal);
 double cuda_peak_flops(int ordinal, bool is_bf16);
 void* cuda_allocate(size_t size_bytes);  ///< contents undefined
 void cuda_deallocate(void* data) noexcept;
 void cuda_fill_zero(void* data, size_t size_bytes, void* stream);
-void cuda_copy(void* to, const void* from, size_t size_bytes, void* stream);  ///< either direction, waits
+void cuda_copy(void* to, const void* from, size_t size_bytes, void* stream);        ///< either direction, waits
 void cuda_queue_copy(void* to, const void* from, size_t size_bytes, void* stream);  ///< within the device
 void cuda_synchronize(void* stream);
 

@@ -1,6 +1,7 @@
 // The CUDA runtime API over the machine's memory. Streams run eagerly: everything is done when the call returns.
 #include <cuda_runtime_api.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -52,6 +53,18 @@ cudaError_t cudaGetDeviceCount(int* count) {
 
 cudaError_t cudaSetDevice(int ordinal) {
   return ordinal == 0 ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char* id, int size, int ordinal) {
+  // Several processes may say that they have a GPU each.
+  const char* own = std::getenv("TRAIN_GPT_SIMT_OWN_GPU") ? std::getenv("OMPI_COMM_WORLD_RANK") : nullptr;
+  std::snprintf(id, static_cast<size_t>(size), "0000:%02x:00.0", own ? std::atoi(own) & 0xff : ordinal);
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0, *greatest = -5;
+  return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ordinal) {
@@ -116,6 +129,14 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaM
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   *stream = reinterpret_cast<cudaStream_t>(uintptr_t{1});
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+  return cudaStreamCreateWithFlags(stream, flags);
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
   return cudaSuccess;
 }
 

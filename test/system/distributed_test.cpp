@@ -1,9 +1,7 @@
 // Many ranks train what one rank trains: loss, gradient norm and every gradient of the same global batch, on every
 // mesh. Proven on the program itself, by what debug.dump_dir writes.
-#include <cmath>
-
-#include "data/safetensors.h"
 #include "layers/core/log.h"
+#include "test/system/dump.h"
 #include "test/system/program.h"
 
 namespace {
@@ -27,36 +25,6 @@ std::string mixed_documents(unsigned state = 1) {
     lines += "{\"input_ids\":[" + ids + "],\"labels\":[" + labels + "]}\n";
   }
   return lines;
-}
-
-struct Dump {
-  std::map<std::string, std::vector<double>> tensors;
-  int64_t row_len = 0;
-};
-
-Dump read_dump(const fs::path& path) {
-  const SafetensorsFile file(path);
-  Dump dump;
-  dump.row_len = file.tensors().at("batch/document_ids").shape.at(1);
-  for (const auto& [name, info] : file.tensors()) {
-    auto& values = dump.tensors[name];
-    if (info.dtype == DType::F32) {
-      values.resize(static_cast<size_t>(info.numel()));
-      file.read(name, 0, info.numel(), DType::F64, values.data());
-    } else {
-      std::vector<int32_t> ids(static_cast<size_t>(info.numel()));
-      file.read(name, 0, info.numel(), DType::I32, ids.data());
-      values.assign(ids.begin(), ids.end());
-    }
-  }
-  return dump;
-}
-
-/// ||a - b|| / ||a||
-double relative_error(const std::vector<double>& a, const std::vector<double>& b) {
-  double error = 0, norm = 0;
-  for (size_t i = 0; i < a.size(); i++) error += (a[i] - b[i]) * (a[i] - b[i]), norm += a[i] * a[i];
-  return norm > 0 ? std::sqrt(error / norm) : std::sqrt(error);
 }
 
 class Distributed : public testing::Test {
@@ -88,33 +56,6 @@ class Distributed : public testing::Test {
     return read_dump(dir_ / "dump/step_000001.safetensors");
   }
 
-  void expect_same_step(const Dump& one, const Dump& many, const std::string& what) {
-    ASSERT_FALSE(one.tensors.empty() || many.tensors.empty()) << what;
-    const auto &documents = one.tensors.at("batch/document_ids"), &theirs = many.tensors.at("batch/document_ids");
-    const size_t rows = documents.size() / static_cast<size_t>(one.row_len);
-    ASSERT_EQ(rows, theirs.size() / static_cast<size_t>(many.row_len)) << what;
-    for (const auto& [name, expected] : one.tensors) {
-      const auto found = many.tensors.find(name);
-      ASSERT_TRUE(found != many.tensors.end()) << name;
-      if (name.starts_with("batch/")) continue;  // padded to another multiple
-      if (name != "logits") {
-        ASSERT_EQ(expected.size(), found->second.size()) << name;
-        EXPECT_LE(relative_error(expected, found->second), 1e-5) << name << ", " << what;
-      } else {  // of all tokens but padding, which is of another length
-        const auto V = static_cast<int64_t>(expected.size() / documents.size());
-        std::vector<double> a, b;
-        for (int64_t t = 0; t < static_cast<int64_t>(documents.size()); t++) {
-          if (documents[static_cast<size_t>(t)] < 0) continue;
-          const int64_t at = t / one.row_len * many.row_len + t % one.row_len;
-          a.insert(a.end(), expected.begin() + t * V, expected.begin() + (t + 1) * V);
-          b.insert(b.end(), found->second.begin() + at * V, found->second.begin() + (at + 1) * V);
-        }
-        EXPECT_GT(a.size(), 0u) << what;
-        EXPECT_LE(relative_error(a, b), 1e-5) << name << ", " << what;
-      }
-    }
-  }
-
   struct Case {
     int ranks;
     std::vector<std::string> options;
@@ -127,7 +68,7 @@ class Distributed : public testing::Test {
       options.insert(options.end(), c.options.begin(), c.options.end());
       std::string what = model + " on " + std::to_string(c.ranks) + " ranks";
       for (const std::string& o : c.options) what += " " + o;
-      expect_same_step(one, dump_of(c.ranks, model, options), what);
+      expect_same_step(one, dump_of(c.ranks, model, options), 1e-5, what);
     }
   }
 

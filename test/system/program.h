@@ -1,4 +1,4 @@
-// Runs build/train_gpt as its user does, and keeps what it said.
+// Runs build/train_gpt (or the trainer on the emulated GPU) as its user does, and keeps what it said.
 #pragma once
 
 #include <fcntl.h>
@@ -55,15 +55,18 @@ inline std::vector<std::string> mpirun(int ranks) {
           "-n",           std::to_string(ranks)};
 }
 
+constexpr const char* kTrainer = "build/train_gpt";
+constexpr const char* kEmulatedTrainer = "build/simt/plain/train_gpt";
+
 /// A started program; its output goes to a file.
 class Program {
  public:
   /// `launcher`: what starts it, with its arguments.
   Program(const std::vector<std::string>& arguments, const std::filesystem::path& output,
-          std::vector<std::string> launcher = {})
+          std::vector<std::string> launcher = {}, const char* program = kTrainer)
       : output_(output) {
     std::vector<std::string> all = std::move(launcher);
-    all.push_back("build/train_gpt");
+    all.push_back(program);
     all.insert(all.end(), arguments.begin(), arguments.end());
     std::filesystem::remove(output);  // what an earlier program said must not be taken for this one's
     pid_ = fork();
@@ -107,9 +110,10 @@ class Program {
   bool has_ended_ = false;
 };
 
-inline ProgramResult run_program(const std::vector<std::string>& arguments, std::vector<std::string> launcher = {}) {
+inline ProgramResult run_program(const std::vector<std::string>& arguments, std::vector<std::string> launcher = {},
+                                 const char* program = kTrainer) {
   const TemporaryDirectory dir;
-  return Program(arguments, dir / "output", std::move(launcher)).wait();
+  return Program(arguments, dir / "output", std::move(launcher), program).wait();
 }
 
 /// The lines of a JSONL log.

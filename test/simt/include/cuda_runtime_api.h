@@ -22,6 +22,8 @@ cudaError_t cudaGetLastError();
 
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaSetDevice(int ordinal);
+cudaError_t cudaDeviceGetPCIBusId(char* id, int size, int ordinal);
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ordinal);
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes);
 
@@ -33,6 +35,8 @@ cudaError_t cudaMemsetAsync(void* data, int value, size_t size_bytes, cudaStream
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaMemcpyKind kind, cudaStream_t stream);
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 

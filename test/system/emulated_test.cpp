@@ -1,0 +1,116 @@
+// The whole trainer on the emulated GPU (test/simt): every kernel, copy and collective of a step, from the
+// configuration to the checkpoint, against the CPU device.
+#include "test/system/dump.h"
+#include "test/system/program.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double kFp32 = 2e-5;
+/// Weights, activations and their gradients have 8 bits: 2^-9 a rounding, some tens of roundings deep.
+constexpr double kBf16 = 0.05;
+
+class Emulated : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!fs::exists(kEmulatedTrainer)) GTEST_SKIP() << "no " << kEmulatedTrainer;
+  }
+
+  std::vector<std::string> arguments(const std::string& model, const std::vector<std::string>& options) {
+    std::vector<std::string> all = {"--model.path",
+                                    "test/fixtures/" + model,
+                                    "--data.seq_len",
+                                    "48",
+                                    "--batch.global_batch_size",
+                                    "2",
+                                    "--train.steps",
+                                    "1"};
+    if (model != "stories260k") all.insert(all.end(), {"--data.train", text(), "--data.format", "jsonl"});
+    all.insert(all.end(), options.begin(), options.end());
+    return small_run(dir_, all);
+  }
+  /// Documents of any length, in the vocabulary of the small fixtures.
+  std::string text() {
+    const fs::path path = dir_ / "text.jsonl";
+    std::ofstream out(path);
+    unsigned state = 1;
+    for (const int n : {1, 2, 33, 7, 48, 20, 3, 41, 11, 5, 48, 30}) {
+      for (int i = 0; i < n; i++) {
+        state = state * 1664525u + 1013904223u;
+        out << (i == 0 ? "{\"input_ids\":[" : ",") << 3 + state / 65536 % 90;
+      }
+      out << "]}\n";
+    }
+    return path;
+  }
+  /// The dump of the first step.
+  Dump dump(const std::string& model, std::vector<std::string> options, const char* program,
+            std::vector<std::string> launcher = {}) {
+    fs::remove_all(dir_ / "run"), fs::remove_all(dir_ / "dump");
+    options.insert(options.end(), {"--debug.dump_dir", dir_ / "dump", "--debug.dump_logits", "true"});
+    const ProgramResult result = run_program(arguments(model, options), std::move(launcher), program);
+    EXPECT_EQ(result.exit_code, 0) << result.output;
+    return result.exit_code == 0 ? read_dump(dir_ / "dump/step_000001.safetensors") : Dump{};
+  }
+  void compare(const std::string& model, const std::vector<std::string>& options = {}) {
+    const Dump cpu = dump(model, options, kTrainer);
+    for (const char* dtype : {"fp32", "bf16"}) {
+      std::vector<std::string> on_gpu = options;
+      on_gpu.insert(on_gpu.end(), {"--train.device", "cuda", "--train.dtype", dtype});
+      expect_same_step(cpu, dump(model, on_gpu, kEmulatedTrainer), dtype == std::string("fp32") ? kFp32 : kBf16,
+                       model + " " + dtype);
+    }
+  }
+
+  TemporaryDirectory dir_;
+};
+
+TEST_F(Emulated, every_family_has_the_gradients_of_the_cpu) {
+  for (const char* model : {"stories260k", "gemma2", "gemma3_text", "qwen2", "qwen3", "olmo2", "mistral", "phi3",
+                            "smollm3", "llama_biases"}) {
+    compare(model);
+  }
+}
+
+TEST_F(Emulated, recompute_changes_no_bit) {
+  const std::vector<std::string> gpu = {"--train.device", "cuda"};
+  std::vector<std::string> recompute = gpu;
+  recompute.insert(recompute.end(), {"--memory.recompute", "block"});
+  const Dump saved = dump("stories260k", gpu, kEmulatedTrainer),
+             again = dump("stories260k", recompute, kEmulatedTrainer);
+  EXPECT_FALSE(saved.tensors.empty());
+  EXPECT_EQ(saved.tensors, again.tensors);
+}
+
+TEST_F(Emulated, ranks_have_the_gradients_of_one) {
+  if (std::system("command -v mpirun >/dev/null") != 0) GTEST_SKIP() << "no mpirun";
+  const std::vector<std::string> shared = {"--train.device",           "cuda", "--train.dtype", "fp32",
+                                           "--batch.micro_batch_size", "1"};
+  const Dump one = dump("stories260k", shared, kEmulatedTrainer);
+  std::vector<std::string> mesh = shared;
+  mesh.insert(mesh.end(), {"--parallel.sp_size", "2"});
+  // One GPU that all share: MPI through the memory of the host. A GPU each: NCCL.
+  expect_same_step(one, dump("stories260k", mesh, kEmulatedTrainer, mpirun(4)), 1e-5, "a shared GPU");
+  std::vector<std::string> own = mpirun(4);
+  own.insert(own.begin() + 1, "TRAIN_GPT_SIMT_OWN_GPU=1");
+  expect_same_step(one, dump("stories260k", mesh, kEmulatedTrainer, own), 1e-5, "a GPU a rank");
+}
+
+TEST_F(Emulated, a_resumed_run_is_bit_equal) {
+  const auto with = [&](const char* steps) {
+    return arguments("stories260k", {"--train.device", "cuda", "--train.steps", steps, "--schedule.name", "constant",
+                                     "--schedule.warmup_steps", "0", "--checkpoint.every", "2"});
+  };
+  ASSERT_EQ(run_program(with("4"), {}, kEmulatedTrainer).exit_code, 0);
+  const std::string whole = read_text(dir_ / "run/step_000004/model.safetensors");
+  fs::remove_all(dir_ / "run");
+  ASSERT_EQ(run_program(with("2"), {}, kEmulatedTrainer).exit_code, 0);
+  const ProgramResult resumed = run_program(with("4"), {}, kEmulatedTrainer);
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.output;
+  EXPECT_NE(resumed.output.find("resumed from"), std::string::npos) << resumed.output;
+  EXPECT_FALSE(whole.empty());
+  EXPECT_TRUE(whole == read_text(dir_ / "run/step_000004/model.safetensors"));
+}
+
+}  // namespace
