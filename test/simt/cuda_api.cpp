@@ -1,4 +1,4 @@
-// The CUDA runtime API over the machine's memory. Streams run eagerly: everything is done when the call returns.
+// The CUDA runtime API over the machine's memory; streams and events: streams.cpp.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
@@ -98,6 +98,7 @@ cudaError_t cudaMalloc(void** data, size_t size_bytes) {
 }
 
 cudaError_t cudaFree(void* data) {
+  finish_all_streams();
   return !data || release_device(data) ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -111,56 +112,24 @@ cudaError_t cudaFreeHost(void* data) {
   return cudaSuccess;
 }
 
-cudaError_t cudaMemsetAsync(void* data, int value, size_t size_bytes, cudaStream_t) {
+cudaError_t cudaMemsetAsync(void* data, int value, size_t size_bytes, cudaStream_t stream) {
   check_range("cudaMemset", data, size_bytes);
-  std::memset(data, value, size_bytes);
-  checker_host_writes(data, size_bytes);
+  enqueue(stream, [=] {
+    std::memset(data, value, size_bytes);
+    checker_host_writes(data, size_bytes);
+    return true;
+  });
   return cudaSuccess;
 }
 
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaMemcpyKind, cudaStream_t) {
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaMemcpyKind, cudaStream_t stream) {
   check_range("cudaMemcpy", from, size_bytes);
   check_range("cudaMemcpy", to, size_bytes);
-  checker_host_reads(from, size_bytes);
-  std::memmove(to, from, size_bytes);
-  checker_host_writes(to, size_bytes);
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = reinterpret_cast<cudaStream_t>(uintptr_t{1});
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
-  return cudaStreamCreateWithFlags(stream, flags);
-}
-
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamDestroy(cudaStream_t) {
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamSynchronize(cudaStream_t) {
-  return cudaSuccess;
-}
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = reinterpret_cast<cudaEvent_t>(uintptr_t{1});
-  return cudaSuccess;
-}
-
-cudaError_t cudaEventDestroy(cudaEvent_t) {
-  return cudaSuccess;
-}
-
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
-  return cudaSuccess;
-}
-
-cudaError_t cudaEventSynchronize(cudaEvent_t) {
+  enqueue(stream, [=] {
+    checker_host_reads(from, size_bytes);
+    std::memmove(to, from, size_bytes);
+    checker_host_writes(to, size_bytes);
+    return true;
+  });
   return cudaSuccess;
 }

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <source_location>
 
 using SimtSite = std::source_location;
@@ -19,8 +20,9 @@ struct SimtLaunch {
   size_t parameters_size = 0;
 };
 
-/// Runs every block of the grid, then throws Error if anything was reported.
-void simt_run(const SimtLaunch& launch);
+/// Runs every block of the grid when its turn in the stream comes, then throws Error if anything was reported.
+/// `parameters` keeps those of the launch.
+void simt_queue(void* stream, const SimtLaunch& launch, std::shared_ptr<const void> parameters);
 
 void* simt_dynamic_shared();
 unsigned simt_lane();

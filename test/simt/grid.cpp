@@ -195,10 +195,7 @@ void throw_reports() {
   throw Error(text + machine.reports);
 }
 
-}  // namespace
-
-void simt_run(const SimtLaunch& launch) {
-  check_shape(launch);
+void run(const SimtLaunch& launch) {
   machine.launch = launch;
   machine.num_threads = launch.block.x * launch.block.y * launch.block.z;
   blockDim = launch.block;
@@ -213,6 +210,16 @@ void simt_run(const SimtLaunch& launch) {
   run_blocks(block_order(launch.grid.x * launch.grid.y * launch.grid.z));
   ++machine.epoch;
   throw_reports();
+}
+
+}  // namespace
+
+void simt_queue(void* stream, const SimtLaunch& launch, std::shared_ptr<const void> parameters) {
+  check_shape(launch);
+  enqueue(stream, [launch, parameters = std::move(parameters)] {
+    run(launch);
+    return true;
+  });
 }
 
 void* simt_dynamic_shared() {

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -119,6 +120,12 @@ void check_margins();
 bool is_allocated(uintptr_t address, size_t size_bytes);
 /// "byte 4 of a global allocation of 4 bytes"
 std::string describe_address(uintptr_t address);
+
+// ---- streams
+
+/// Queues `work` on a cudaStream_t. It says whether it is done; if not it is called again, when others have run.
+void enqueue(void* stream, std::function<bool()> work);
+void finish_all_streams();
 
 // ---- checker: judges each access of a kernel by CUDA's ordering rules (check build); elsewhere these do nothing
 

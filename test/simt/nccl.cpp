@@ -14,7 +14,10 @@
 #include <cstring>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "test/simt/machine.h"
 
 namespace {
 
@@ -36,6 +39,7 @@ struct Operation {
 };
 
 std::vector<Operation> group;
+cudaStream_t group_stream = nullptr;
 int group_depth = 0;
 
 }  // namespace
@@ -77,18 +81,22 @@ bool advance(Operation& op) {
   return false;
 }
 
+/// Those of one stream; a group here never has more.
 ncclResult_t run_group() {
-  while (!group.empty()) {
-    bool has_moved = false;
-    for (Operation& op : group) has_moved |= op.left > 0 && advance(op);
-    std::erase_if(group, [](const Operation& op) { return op.left == 0; });
-    if (!has_moved) sched_yield();
-  }
+  enqueue(group_stream, [operations = std::exchange(group, {})]() mutable {
+    for (Operation& op : operations) {
+      while (op.left > 0 && advance(op)) {
+      }
+    }
+    std::erase_if(operations, [](const Operation& op) { return op.left == 0; });
+    return operations.empty();
+  });
   return ncclSuccess;
 }
 
-ncclResult_t add(Operation op) {
+ncclResult_t add(Operation op, cudaStream_t stream) {
   group.push_back(op);
+  group_stream = stream;
   return group_depth > 0 ? ncclSuccess : run_group();
 }
 
@@ -128,12 +136,12 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclSend(const void* sent, size_t count, ncclDataType_t, int peer, ncclComm_t comm, cudaStream_t) {
-  return count == 0 ? ncclSuccess : add({comm, peer, static_cast<const char*>(sent), nullptr, count});
+ncclResult_t ncclSend(const void* sent, size_t count, ncclDataType_t, int peer, ncclComm_t comm, cudaStream_t stream) {
+  return count == 0 ? ncclSuccess : add({comm, peer, static_cast<const char*>(sent), nullptr, count}, stream);
 }
 
-ncclResult_t ncclRecv(void* received, size_t count, ncclDataType_t, int peer, ncclComm_t comm, cudaStream_t) {
-  return count == 0 ? ncclSuccess : add({comm, peer, nullptr, static_cast<char*>(received), count});
+ncclResult_t ncclRecv(void* received, size_t count, ncclDataType_t, int peer, ncclComm_t comm, cudaStream_t stream) {
+  return count == 0 ? ncclSuccess : add({comm, peer, nullptr, static_cast<char*>(received), count}, stream);
 }
 
 ncclResult_t ncclAllGather(const void* sent, void* received, size_t count, ncclDataType_t type, ncclComm_t comm,
@@ -153,5 +161,5 @@ ncclResult_t ncclGroupStart() {
 }
 
 ncclResult_t ncclGroupEnd() {
-  return --group_depth > 0 ? ncclSuccess : run_group();
+  return --group_depth > 0 || group.empty() ? ncclSuccess : run_group();
 }

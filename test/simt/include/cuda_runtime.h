@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <vector_types.h>
 
+#include <memory>
 #include <tuple>
 #include <utility>
 
@@ -40,19 +41,20 @@ struct cudaLaunchConfig_t {
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
-  const std::tuple<void (*)(Parameters...), Parameters...> parameters(kernel, std::forward<Arguments>(arguments)...);
+  const auto parameters = std::make_shared<const std::tuple<void (*)(Parameters...), Parameters...>>(
+      kernel, std::forward<Arguments>(arguments)...);
   SimtLaunch launch;
   launch.grid = config->gridDim;
   launch.block = config->blockDim;
   launch.shared_bytes = config->dynamicSmemBytes;
   launch.kernel = reinterpret_cast<const void*>(kernel);
-  launch.parameters = &parameters;
-  launch.parameters_size = sizeof parameters;
+  launch.parameters = parameters.get();
+  launch.parameters_size = sizeof *parameters;
   launch.call = [](const void* p) {
     std::apply([](auto function, const Parameters&... values) { function(values...); },
                *static_cast<const std::tuple<void (*)(Parameters...), Parameters...>*>(p));
   };
-  simt_run(launch);
+  simt_queue(config->stream, launch, parameters);
   return cudaSuccess;
 }
 

@@ -1,4 +1,4 @@
-// The CUDA runtime API that host code here uses, implemented by cuda_api.cpp. Streams run eagerly.
+// The CUDA runtime API that host code here uses, implemented by cuda_api.cpp. Streams: streams.cpp.
 #pragma once
 
 #include <cstddef>
