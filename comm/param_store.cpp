@@ -57,6 +57,7 @@ ParamStore::ParamStore(Arena& arena, std::vector<UnitSpec> units, DType dtype, c
   for (Unit& unit : units_) {
     unit.grad_shard = arena.place(grad_dtype_, {unit.layout.shard_numel()}, unit.spec.name + " gradient");
   }
+  squares_ = arena.place(DType::F64, {1}, "gradient norm");
   const int64_t R = shape.dp_replicate;
   if (R > 1) {
     int64_t largest = 0;
@@ -224,8 +225,10 @@ void ParamStore::zero_grads() {
 }
 
 double ParamStore::grad_norm() {
+  fill_zero(device_, squares_);
+  for (Unit& unit : units_) add_sum_of_squares(device_, squares_, unit.grad_shard);
   double sum = 0;
-  for (Unit& unit : units_) sum += sum_of_squares(device_, unit.grad_shard);
+  device_.copy_to_host(&sum, squares_.data, sizeof sum);
   if (mesh_) sum = mesh_->shard().sum(sum);
   return std::sqrt(sum);
 }

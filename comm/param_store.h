@@ -104,6 +104,7 @@ class ParamStore {
   std::vector<Slot> slots_;
   Tensor received_;         // parts of a gradient from every rank
   Tensor replica_scratch_;  // a shard's gradient, and what comes from the other replicas
+  Tensor squares_;          // (1) F64: the sum of squares of this rank's gradients
   struct Reducing {
     size_t unit;
     Communicator::Request request;

@@ -1,9 +1,10 @@
-// Front doors and the CPU loops of elementwise sums and reductions. Contract: reduce.h.
+// Front doors and the CPU loops that specify elementwise sums, conversions and reductions. Contract: reduce.h.
 #include "layers/reduce.h"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <type_traits>
 
 #include "layers/core/parallel.h"
 
@@ -21,19 +22,40 @@ void add_cpu(T* y, const T* a, const T* b, int64_t n) {
   });
 }
 
+/// To <- From through the wider of the two; bf16 converts from and to float only.
+template <class To, class From>
+To element_as(From x) {
+  if constexpr (std::is_same_v<To, From>) {
+    return x;
+  } else if constexpr (std::is_same_v<From, bf16>) {
+    return static_cast<To>(static_cast<float>(x));
+  } else if constexpr (std::is_same_v<To, bf16>) {
+    return bf16(static_cast<float>(x));
+  } else {
+    return static_cast<To>(x);
+  }
+}
+
+template <class To, class From>
+void convert_cpu(To* to, const From* from, int64_t n) {
+  parallel_for(n, kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) to[i] = element_as<To>(from[i]);
+  });
+}
+
 // Parts in the outer loop, so that memory is read in order; a block of sums stays in the first-level cache.
-template <class T>
-void add_parts_cpu(T* sum, const T* parts, int64_t n, int num_parts) {
+template <class T, class Part>
+void add_parts_cpu(T* sum, const Part* parts, int64_t n, int num_parts) {
   constexpr int64_t kBlock = 1024;
   parallel_for(n, kGrain, [&](int64_t begin, int64_t end) {
     std::array<T, kBlock> added;
     for (int64_t at = begin; at < end; at += kBlock) {
       const int64_t count = std::min(kBlock, end - at);
-      std::copy(parts + at, parts + at + count, added.begin());
+      for (int64_t i = 0; i < count; i++) added[static_cast<size_t>(i)] = element_as<T>(parts[at + i]);
       for (int p = 1; p < num_parts; p++) {
-        const T* part = parts + p * n + at;
+        const Part* part = parts + p * n + at;
 #pragma omp simd
-        for (int64_t i = 0; i < count; i++) added[static_cast<size_t>(i)] += part[i];
+        for (int64_t i = 0; i < count; i++) added[static_cast<size_t>(i)] += element_as<T>(part[i]);
       }
 #pragma omp simd
       for (int64_t i = 0; i < count; i++) sum[at + i] += added[static_cast<size_t>(i)];
@@ -69,21 +91,33 @@ double sum_of_squares_cpu(const T* x, int64_t n) {
   return sum;
 }
 
+template <class Op>
+void dispatch_storage(DType dtype, const char* who, Op&& op) {
+  if (dtype == DType::BF16) return op(bf16{});
+  dispatch_float(dtype, who, op);
+}
+
 }  // namespace
 
 void residual_add(Device& device, Tensor y, ConstTensor a, ConstTensor b) {
   check_tensor(y, "residual_add: y", a.shape, a.dtype);
   check_tensor(a, "residual_add: a", a.shape, a.dtype);
   check_tensor(b, "residual_add: b", a.shape, a.dtype);
-  require_cpu(device, "residual_add");
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return residual_add_cuda(device, y, a, b);
+  }
   dispatch_float(a.dtype, "residual_add", [&]<class T>(T) { add_cpu(y.as<T>(), a.as<T>(), b.as<T>(), y.numel()); });
 }
 
 void add_parts(Device& device, Tensor sum, ConstTensor parts, int num_parts) {
+  const bool widens = sum.dtype == DType::F32 && parts.dtype == DType::BF16;
   check_tensor(sum, "add_parts: sum", sum.shape, sum.dtype);
-  check_tensor(parts, "add_parts: parts", {num_parts * sum.numel()}, sum.dtype);
+  check_tensor(parts, "add_parts: parts", {num_parts * sum.numel()}, widens ? DType::BF16 : sum.dtype);
   CHECK(num_parts >= 1, "add_parts: {} parts", num_parts);
-  require_cpu(device, "add_parts");
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return add_parts_cuda(device, sum, parts, num_parts);
+  }
+  if (widens) return add_parts_cpu(sum.as<float>(), parts.as<bf16>(), sum.numel(), num_parts);
   dispatch_float(sum.dtype, "add_parts",
                  [&]<class T>(T) { add_parts_cpu(sum.as<T>(), parts.as<T>(), sum.numel(), num_parts); });
 }
@@ -95,10 +129,24 @@ void fill_zero(Device& device, Tensor x) {
   });
 }
 
-double sum_of_squares(Device& device, ConstTensor x) {
-  check_tensor(x, "sum_of_squares: x", x.shape, x.dtype);
-  require_cpu(device, "sum_of_squares");
-  double sum = 0;
-  dispatch_float(x.dtype, "sum_of_squares", [&]<class T>(T) { sum = sum_of_squares_cpu(x.as<T>(), x.numel()); });
-  return sum;
+void add_sum_of_squares(Device& device, Tensor sum, ConstTensor x) {
+  check_tensor(sum, "add_sum_of_squares: sum", {1}, DType::F64);
+  check_tensor(x, "add_sum_of_squares: x", x.shape, x.dtype);
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return add_sum_of_squares_cuda(device, sum, x);
+  }
+  dispatch_float(x.dtype, "add_sum_of_squares",
+                 [&]<class T>(T) { *sum.as<double>() += sum_of_squares_cpu(x.as<T>(), x.numel()); });
+}
+
+void convert(Device& device, Tensor to, ConstTensor from) {
+  check_tensor(from, "convert: from", from.shape, from.dtype);
+  check_tensor(to, "convert: to", from.shape, to.dtype);
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return convert_cuda(device, to, from);
+  }
+  dispatch_storage(to.dtype, "convert", [&]<class To>(To) {
+    dispatch_storage(from.dtype, "convert",
+                     [&]<class From>(From) { convert_cpu(to.as<To>(), from.as<From>(), to.numel()); });
+  });
 }

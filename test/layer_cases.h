@@ -18,3 +18,7 @@ inline constexpr RmsNormCase kRmsNormCases[] = {
     {4200, 3, NormKind::Plain},     {3, 2056, NormKind::OnePlus}, {2, 1031, NormKind::LateCast},
     {530, 1028, NormKind::OnePlus}, {2, 24584, NormKind::Plain},
 };
+
+// Elements of flat tensors: none, fewer than a pack, fewer than the pieces or lanes of a sum on the CPU, tails of every
+// kind; enough for three CPU threads, and for a thread of a kernel to go round its loop.
+inline constexpr int64_t kFlatSizes[] = {0, 1, 15, 300, 5000, 65544, 131071};

@@ -5,11 +5,13 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
 #include <source_location>
+#include <type_traits>
 
 #include "layers/core/cuda_primitives.cuh"
 #include "layers/core/device.h"
@@ -49,6 +51,19 @@ void launch(Device& device, const LaunchShape& shape, void (*kernel)(Parameters.
   cuda_check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 
+/// Calls `op(T{})` with the C++ type of activations and weights that CUDA kernels support.
+template <class Op>
+void dispatch_cuda(DType dtype, const char* who, Op&& op) {
+  switch (dtype) {
+    case DType::F32:
+      return op(float{});
+    case DType::BF16:
+      return op(bf16{});
+    default:
+      fail("{}: dtype {} is not supported on the CUDA device, use F32 or BF16", who, name_of(dtype));
+  }
+}
+
 // ---- elements
 
 __device__ __forceinline__ float to_float(float value) {
@@ -84,29 +99,53 @@ bool is_packable(int64_t C, std::initializer_list<const void*> pointers) {
   return packable;
 }
 
-/// N neighbours, moved by one instruction: N is kPackWidth<T>, or 1.
+/// N neighbours, moved by one instruction: N is kPackWidth<T>, half of it, or 1.
 template <class T, int N>
 struct alignas(sizeof(T) * N) Pack {
+  static_assert(N == 1 || N == kPackWidth<T> || N == kPackWidth<T> / 2);
   T element[N];
 };
 
+/// 128 or 64 bits: what moves a pack of more than one element.
+template <class T, int N>
+using PackWord = std::conditional_t<N == kPackWidth<T>, int4, int2>;
+
 template <int N, class T>
 __device__ __forceinline__ Pack<T, N> load_pack(const T* p) {
-  static_assert(N == 1 || N == kPackWidth<T>);
   if constexpr (N == 1) {
     return {{*p}};
   } else {
-    return std::bit_cast<Pack<T, N>>(*reinterpret_cast<const int4*>(p));
+    return std::bit_cast<Pack<T, N>>(*reinterpret_cast<const PackWord<T, N>*>(p));
   }
 }
 
 template <int N, class T>
 __device__ __forceinline__ void store_pack(T* p, const Pack<T, N>& pack) {
-  static_assert(N == 1 || N == kPackWidth<T>);
   if constexpr (N == 1) {
     *p = pack.element[0];
   } else {
-    *reinterpret_cast<int4*>(p) = std::bit_cast<int4>(pack);
+    *reinterpret_cast<PackWord<T, N>*>(p) = std::bit_cast<PackWord<T, N>>(pack);
+  }
+}
+
+/// N neighbours as floats, by as few accesses as there can be.
+template <int N, class T>
+__device__ __forceinline__ void load_floats(float (&to)[N], const T* from) {
+  constexpr int kWidth = std::min(N, kPackWidth<T>);
+  for (int i = 0; i < N; i += kWidth) {
+    const Pack<T, kWidth> pack = load_pack<kWidth>(from + i);
+    for (int k = 0; k < kWidth; k++) to[i + k] = to_float(pack.element[k]);
+  }
+}
+
+/// Rounds once.
+template <int N, class T>
+__device__ __forceinline__ void store_floats(T* to, const float (&from)[N]) {
+  constexpr int kWidth = std::min(N, kPackWidth<T>);
+  for (int i = 0; i < N; i += kWidth) {
+    Pack<T, kWidth> pack;
+    for (int k = 0; k < kWidth; k++) pack.element[k] = from_float<T>(from[i + k]);
+    store_pack<kWidth>(to + i, pack);
   }
 }
 
@@ -116,7 +155,8 @@ constexpr int kWarpSize = 32;
 constexpr unsigned kFullWarp = 0xffffffffu;
 
 /// Sum over the 32 lanes of a warp; all of them call it.
-__device__ __forceinline__ float warp_sum(float value) {
+template <class T>
+__device__ __forceinline__ T warp_sum(T value) {
 #pragma unroll
   for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
     value += __shfl_xor_sync(kFullWarp, value, distance);
@@ -125,16 +165,16 @@ __device__ __forceinline__ float warp_sum(float value) {
 }
 
 /// Sum over the kThreads threads of a one-dimensional block; all of them call it.
-template <int kThreads>
-__device__ __forceinline__ float block_sum(float value) {
+template <int kThreads, class T>
+__device__ __forceinline__ T block_sum(T value) {
   constexpr int kWarps = kThreads / kWarpSize;
   static_assert(kThreads % kWarpSize == 0 && kWarps <= kWarpSize);
-  __shared__ float of_warp[kWarps];
+  __shared__ T of_warp[kWarps];
   const int lane = threadIdx.x % kWarpSize;
   value = warp_sum(value);
   if (lane == 0) of_warp[threadIdx.x / kWarpSize] = value;
   __syncthreads();
-  value = warp_sum(lane < kWarps ? of_warp[lane] : 0.0f);
+  value = warp_sum(lane < kWarps ? of_warp[lane] : T(0));
   __syncthreads();  // of_warp is free for the next call
   return value;
 }

@@ -18,7 +18,7 @@ mutants=(
   "layers/rmsnorm.cu|all eight rows of threads add to dw|s/if (threadIdx.y > 0 || c >= C)/if (c >= C)/"
   "layers/core/cuda_util.cuh|odd rows taken for packable|s/bool packable = C % kPackWidth<T> == 0;/bool packable = C >= kPackWidth<T>;/"
   "layers/core/cuda_util.cuh|alignment not asked|s/reinterpret_cast<uintptr_t>(p) % 16 == 0/p != nullptr/"
-  "layers/core/cuda_util.cuh|sums of absent warps|s/lane < kWarps ? of_warp\[lane\] : 0.0f/of_warp[lane % kWarps]/"
+  "layers/core/cuda_util.cuh|sums of absent warps|s/lane < kWarps ? of_warp\[lane\] : T(0)/of_warp[lane % kWarps]/"
   "layers/core/cuda_util.cuh|every lane writes the warp's sum|s/if (lane == 0) of_warp/if (lane <= 1) of_warp/"
   # indices
   "layers/rmsnorm.cu|every team starts at the same row|s/rows \/ gridDim.x + team; row/rows \/ gridDim.x + 0 * team; row/"

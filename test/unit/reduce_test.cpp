@@ -1,20 +1,24 @@
 #include "layers/reduce.h"
 
+#include "test/layer_cases.h"
 #include "test/testing.h"
 
 namespace {
-
-// Fewer elements than pieces, fewer than lanes in a piece, tails, and enough for three threads.
-constexpr int64_t kSizes[] = {0, 1, 15, 300, 5000, 131071};
 
 HostTensor random(DType dtype, int64_t n, uint64_t seed) {
   HostTensor x(DType::F64, {n}, "x");
   return x.fill_normal(seed, 3.0, 1.0).to(dtype);
 }
 
+double sum_of_squares(Device& device, ConstTensor x) {
+  HostTensor sum(DType::F64, {1}, "sum");
+  add_sum_of_squares(device, sum, x);
+  return sum.get(0);
+}
+
 TEST(Reduce, residual_add_adds_every_element) {
   Device device = Device::cpu();
-  for (const int64_t n : kSizes) {
+  for (const int64_t n : kFlatSizes) {
     const HostTensor a = random(DType::F32, n, 1), b = random(DType::F32, n, 2);
     HostTensor y(DType::F32, {n}, "y");
     residual_add(device, y, a, b);
@@ -53,7 +57,7 @@ TEST(Reduce, residual_add_may_write_over_either_input) {
 TEST(Reduce, sum_of_squares_is_exact_to_fp64_rounding) {
   Device device = Device::cpu();
   for (const DType dtype : {DType::F32, DType::F64}) {
-    for (const int64_t n : kSizes) {
+    for (const int64_t n : kFlatSizes) {
       const HostTensor x = random(dtype, n, 1);
       long double exact = 0;
       for (int64_t i = 0; i < n; i++) exact += static_cast<long double>(x.get(i)) * x.get(i);
@@ -75,9 +79,54 @@ TEST(Reduce, sum_of_squares_of_large_and_small_fp32_neither_overflows_nor_vanish
   EXPECT_TRUE(std::isnan(sum_of_squares(device, x)));
 }
 
+TEST(Reduce, sums_of_squares_accumulate) {
+  Device device = Device::cpu();
+  HostTensor sum(DType::F64, {1}, "sum"), x(DType::F32, {2}, "x"), y(DType::F64, {1}, "y");
+  x.set(0, 3), x.set(1, -4), y.set(0, 12);
+  sum.set(0, 0.5);
+  add_sum_of_squares(device, sum, x);
+  EXPECT_EQ(sum.get(0), 25.5);
+  add_sum_of_squares(device, sum, y);
+  EXPECT_EQ(sum.get(0), 169.5);
+}
+
+TEST(Reduce, bf16_parts_are_added_in_fp32) {
+  Device device = Device::cpu();
+  for (const int64_t n : {1, 300, 5000}) {
+    HostTensor parts(DType::BF16, {3 * n}, "parts"), sum(DType::F32, {n}, "sum");
+    parts.fill_normal(1), sum.fill_normal(2);
+    HostTensor same = sum;
+    const HostTensor wide = parts.to(DType::F32);
+    add_parts(device, sum, parts, 3);
+    add_parts(device, same, wide, 3);
+    EXPECT_TRUE(sum.bit_equal(same)) << n;
+  }
+}
+
+TEST(Reduce, conversions_round_to_nearest_even) {
+  Device device = Device::cpu();
+  for (const DType from : {DType::F32, DType::F64, DType::BF16}) {
+    for (const DType to : {DType::F32, DType::F64, DType::BF16}) {
+      for (const int64_t n : kFlatSizes) {
+        const HostTensor x = random(from, n, 1);
+        HostTensor y(to, {n}, "y");
+        convert(device, y, x);
+        EXPECT_TRUE(y.bit_equal(x.to(to))) << name_of(from) << " to " << name_of(to) << " " << n;
+      }
+    }
+  }
+  const float ties[][2] = {{1 + 0x1p-8f, 1}, {1 + 0x3p-8f, 1 + 0x1p-6f}, {-1 - 0x1p-8f - 0x1p-20f, -1 - 0x1p-7f}};
+  for (const auto& [value, rounded] : ties) {
+    HostTensor x(DType::F32, {1}, "x"), y(DType::BF16, {1}, "y");
+    x.set(0, value);
+    convert(device, y, x);
+    EXPECT_EQ(y.get(0), rounded);
+  }
+}
+
 TEST(Reduce, threads_change_no_bit) {
   Device device = Device::cpu();
-  for (const int64_t n : kSizes) {
+  for (const int64_t n : kFlatSizes) {
     const HostTensor a = random(DType::F32, n, 1), b = random(DType::F32, n, 2);
     HostTensor one(DType::F32, {n}, "y");
     double one_sum = 0;
@@ -97,7 +146,15 @@ TEST(Reduce, contract_violations_are_named) {
   HostTensor a(DType::F32, {4}, "a"), b(DType::F32, {2, 2}, "b"), half(DType::F16, {4}, "half");
   EXPECT_EQ(error_of([&] { residual_add(device, a, a, b); }), "residual_add: b ('b') is F32 (2, 2), expected F32 (4)");
   EXPECT_EQ(error_of([&] { sum_of_squares(device, half); }),
-            "sum_of_squares: dtype F16 is not supported on the CPU device, use F32");
+            "add_sum_of_squares: dtype F16 is not supported on the CPU device, use F32");
+  EXPECT_EQ(error_of([&] { add_sum_of_squares(device, a, b); }),
+            "add_sum_of_squares: sum ('a') is F32 (4), expected F64 (1)");
+  HostTensor parts(DType::F64, {8}, "parts");
+  EXPECT_EQ(error_of([&] { add_parts(device, a, parts, 2); }),
+            "add_parts: parts ('parts') is F64 (8), expected F32 (8)");
+  EXPECT_EQ(error_of([&] { convert(device, a, b); }), "convert: to ('a') is F32 (4), expected F32 (2, 2)");
+  EXPECT_EQ(error_of([&] { convert(device, a, half); }),
+            "convert: dtype F16 is not supported on the CPU device, use F32");
 }
 
 }  // namespace
