@@ -4,28 +4,12 @@
 #include <cmath>
 #include <limits>
 
+#include "layers/adamw_coefficients.h"
 #include "layers/core/parallel.h"
 
 namespace {
 
 constexpr int64_t kBlock = 4096;
-
-/// The scalars of a step; computed in fp64, used in the tensors' dtype.
-template <class T>
-struct Coefficients {
-  T clip_scale, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, inv_sqrt_correction2, eps;
-
-  explicit Coefficients(const AdamWStep& s)
-      : clip_scale(static_cast<T>(s.clip_scale)),
-        decay(static_cast<T>(s.lr * s.weight_decay)),
-        beta1(static_cast<T>(s.beta1)),
-        one_minus_beta1(static_cast<T>(1 - s.beta1)),
-        beta2(static_cast<T>(s.beta2)),
-        one_minus_beta2(static_cast<T>(1 - s.beta2)),
-        step_size(static_cast<T>(s.lr / (1 - std::pow(s.beta1, static_cast<double>(s.step))))),
-        inv_sqrt_correction2(static_cast<T>(1 / std::sqrt(1 - std::pow(s.beta2, static_cast<double>(s.step))))),
-        eps(static_cast<T>(s.eps)) {}
-};
 
 /// The moments of a row that gets no gradient any more would decay to subnormal numbers and stay there, where
 /// arithmetic is many times slower on most CPUs.
@@ -35,7 +19,7 @@ inline T flush_subnormal(T x) {
 }
 
 template <class T>
-void update_cpu(T* p, T* m, T* v, const T* g, int64_t n, const Coefficients<T> k) {
+void update_cpu(T* p, T* m, T* v, bf16* weights, const T* g, int64_t n, const detail::AdamWCoefficients<T> k) {
   parallel_for((n + kBlock - 1) / kBlock, 4, [&](int64_t block_begin, int64_t block_end) {
     const int64_t begin = block_begin * kBlock, end = std::min(block_end * kBlock, n);
 #pragma omp simd
@@ -48,23 +32,29 @@ void update_cpu(T* p, T* m, T* v, const T* g, int64_t n, const Coefficients<T> k
       v[i] = vi;
       p[i] = decayed - k.step_size * mi / (std::sqrt(vi) * k.inv_sqrt_correction2 + k.eps);
     }
+    if (!weights) return;
+    for (int64_t i = begin; i < end; i++) weights[i] = bf16(static_cast<float>(p[i]));
   });
 }
 
 }  // namespace
 
-void adamw_update(Device& device, Tensor p, Tensor m, Tensor v, ConstTensor g, const AdamWStep& step) {
+void adamw_update(Device& device, Tensor p, Tensor m, Tensor v, ConstTensor g, const AdamWStep& step, Tensor weights) {
   check_tensor(p, "adamw_update: p", p.shape, g.dtype);
   check_tensor(m, "adamw_update: m", p.shape, g.dtype);
   check_tensor(v, "adamw_update: v", p.shape, g.dtype);
   check_tensor(g, "adamw_update: g", p.shape, g.dtype);
+  if (weights) check_tensor(weights, "adamw_update: weights", p.shape, DType::BF16);
   CHECK(step.step >= 1, "adamw_update: step {} must count from 1", step.step);
   CHECK(step.beta1 >= 0 && step.beta1 < 1 && step.beta2 >= 0 && step.beta2 < 1,
         "adamw_update: betas ({}, {}) must be in [0, 1)", step.beta1, step.beta2);
   CHECK(step.lr >= 0 && step.eps >= 0 && step.weight_decay >= 0,
         "adamw_update: lr {}, eps {} and weight_decay {} must not be negative", step.lr, step.eps, step.weight_decay);
-  require_cpu(device, "adamw_update");
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return adamw_update_cuda(device, p, m, v, g, step, weights);
+  }
   dispatch_float(g.dtype, "adamw_update", [&]<class T>(T) {
-    update_cpu(p.as<T>(), m.as<T>(), v.as<T>(), g.as<T>(), p.numel(), Coefficients<T>(step));
+    update_cpu(p.as<T>(), m.as<T>(), v.as<T>(), weights ? weights.as<bf16>() : nullptr, g.as<T>(), p.numel(),
+               detail::AdamWCoefficients<T>(step));
   });
 }

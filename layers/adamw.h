@@ -3,6 +3,7 @@
 //   m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
 //   p -= lr / (1 - beta1^step) * m / (sqrt(v / (1 - beta2^step)) + eps)
 // Subnormal m and v become zero. An element's result depends on that element alone, whatever the threads and shards.
+// CUDA: adamw.cu, in F32.
 #pragma once
 
 #include "layers/core/device.h"
@@ -14,5 +15,11 @@ struct AdamWStep {
   int64_t step = 1;       ///< counts from 1
 };
 
-/// p, m, v (n) updated in place <- g (n); all of one dtype (F32, F64). One pass over memory.
-void adamw_update(Device& device, Tensor p, Tensor m, Tensor v, ConstTensor g, const AdamWStep& step);
+/// p, m, v (n) updated in place <- g (n); all of one dtype (F32, F64). weights (n) BF16: the new p, rounded once; null
+/// where nobody needs it. One pass over memory.
+void adamw_update(Device& device, Tensor p, Tensor m, Tensor v, ConstTensor g, const AdamWStep& step,
+                  Tensor weights = {});
+
+// CUDA kernel (adamw.cu); called by the front door above after the contract is checked.
+void adamw_update_cuda(Device& device, Tensor p, Tensor m, Tensor v, ConstTensor g, const AdamWStep& step,
+                       Tensor weights);

@@ -27,6 +27,7 @@ Llama::Llama(Arena& arena, const ModelConfig& config, const ModelOptions& option
   tokens_ = arena.place(DType::I32, {T}, "tokens");
   targets_ = arena.place(DType::I32, {T}, "targets");
   positions_ = arena.place(DType::I32, {T}, "positions");
+  if (device.is_cuda()) token_order_ = arena.place(DType::I32, {T}, "token order");
   for (const RopeConfig& rope : config.ropes) {
     const int64_t half = rope.rotary_dim / 2;
     inv_freq_.push_back(arena.place(DType::F32, {half}, "inv_freq"));
@@ -72,6 +73,7 @@ void Llama::load_batch(const Batch& batch) {
     device_.copy_from_host(to.data, from.data(), from.size() * sizeof(int32_t));
   };
   copy(tokens_, batch.tokens), copy(targets_, batch.targets), copy(positions_, batch.positions);
+  if (device_.is_cuda()) copy(token_order_, embedding_order(batch.tokens, config_.vocab_size));
   inputs_.T = T;
   CHECK(batch.cu_seqlens.back() == T * options_.sp_size, "{} ranks have {} tokens each of a batch of {}",
         options_.sp_size, T, batch.cu_seqlens.back());
@@ -147,7 +149,9 @@ double Llama::backward(const Batch& batch, ParamStore& params, double grad_scale
     params.release(unit);
     params.reduce(unit);
   }
-  embedding_backward(device_, params.grads(0).at(0), dh, at_tokens(tokens_), config_.embed_scale, config_.pad_token_id);
+  const Tensor order = token_order_ ? at_tokens(token_order_) : Tensor{};
+  embedding_backward(device_, params.grads(0).at(0), dh, at_tokens(tokens_), order, config_.embed_scale,
+                     config_.pad_token_id);
   params.release(0);
   params.reduce(0);
   return nll;

@@ -22,3 +22,13 @@ inline constexpr RmsNormCase kRmsNormCases[] = {
 // Elements of flat tensors: none, fewer than a pack, fewer than the pieces or lanes of a sum on the CPU, tails of every
 // kind; enough for three CPU threads, and for a thread of a kernel to go round its loop.
 inline constexpr int64_t kFlatSizes[] = {0, 1, 15, 300, 5000, 65544, 131071};
+
+struct EmbeddingCase {
+  int64_t T, V, C;
+};
+
+// One token; tails of every vector width; one token that is everywhere; words that are frequent and words that are
+// rare; rows that several warps share; more than 32 chunks of 32 positions.
+inline constexpr EmbeddingCase kEmbeddingCases[] = {
+    {1, 1, 1}, {7, 3, 5}, {30, 9, 70}, {150, 40, 200}, {200, 1, 24}, {1000, 300, 264}, {333, 2, 131}, {2100, 2, 8},
+};

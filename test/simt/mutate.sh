@@ -1,5 +1,5 @@
 #!/bin/bash
-# Breaks the RMSNorm kernels in one place at a time and shows which build's tests notice. By hand: make simt-mutate
+# Breaks kernels in one place at a time and shows which build's tests notice. By hand: make simt-mutate
 # (a scratch copy of the tree). Arguments choose mutants by number. A survivor is a missing test, or is explained in
 # README.md.
 set -eu
@@ -38,6 +38,15 @@ mutants=(
   "layers/rmsnorm.cu|LateCast rounds twice|s/: from_float<T>((one_plus + wk) \* xhat)/: from_float<T>((one_plus + wk) * to_float(from_float<T>(xhat)))/"
   "layers/rmsnorm.cu|OnePlus forgotten in the sum|s/\* (one_plus + to_float(wp.element\[k\])) \* to_float(xp/* to_float(wp.element[k]) * to_float(xp/"
   "layers/rmsnorm.cu|dw without s|s/\*sum += dyk \* xk \* s;/*sum += dyk * xk;/"
+  # sums, AdamW, the embedding
+  "layers/reduce.cu|sum of squares overwritten|s/\*sum += added;/*sum = added;/"
+  "layers/reduce.cu|partial sums beyond 256 dropped|s/for (int p = threadIdx.x; p < num_partials; p += kThreads)/if (const int p = threadIdx.x; p < num_partials)/"
+  "layers/adamw.cu|guard off by one|s/if (i >= n) return;/if (i > n) return;/"
+  "layers/adamw.cu|alignment of the weights not asked|s/g.data, weights.data})/g.data})/"
+  "layers/embedding.cu|a run that reaches in is taken for a new one|s/if (begin > 0) {/if (begin > num_tokens) {/"
+  "layers/embedding.cu|runs of up to 32 chunks only|s/while (ended == 0) {/for (int once = 0; once < 1; once++) {/"
+  "layers/embedding.cu|no barrier before the eight sums|/sums\[group\]\[k\]\[lane\] = sum\[k\];/{n;s/__syncthreads();//}"
+  "layers/embedding.cu|no barrier after the eight sums|s/__syncthreads();  \/\/ sums is free.*//"
 )
 
 # The tests of the kernels, cheapest build first.
@@ -48,16 +57,24 @@ git ls-files -z | xargs -0 cp -p --parents -t "$scratch"
 mkdir -p "$scratch/build"
 [ -d build/simt ] && cp -a build/simt "$scratch/build/"
 
-program() { echo "build/simt/$1/rmsnorm_simt_test"; }
-compile() { make -s -C "$scratch" "$(program "$1")" > "$scratch/log" 2>&1; }
-passes() { (cd "$scratch" && timeout 600 "$(program "$1")" --gtest_brief=1 > "$scratch/log" 2>&1); }
+# BUILD FILE: the test of the kernels in that file; of what kernels share, RMSNorm's.
+program() {
+  case "$2" in
+    layers/core/*) echo "build/simt/$1/rmsnorm_simt_test" ;;
+    *) echo "build/simt/$1/$(basename "$2" .cu)_simt_test" ;;
+  esac
+}
+compile() { make -s -C "$scratch" "$(program "$1" "$2")" > "$scratch/log" 2>&1; }
+passes() { (cd "$scratch" && timeout 600 "$(program "$1" "$2")" --gtest_brief=1 > "$scratch/log" 2>&1); }
 
-for build in $builds; do
-  if ! { compile "$build" && passes "$build"; }; then
-    tail -20 "$scratch/log"
-    echo "the tests fail without a mutation"
-    exit 1
-  fi
+for file in $(printf '%s\n' "${mutants[@]}" | cut -d'|' -f1 | sort -u); do
+  for build in $builds; do
+    if ! { compile "$build" "$file" && passes "$build" "$file"; }; then
+      tail -20 "$scratch/log"
+      echo "the tests fail without a mutation"
+      exit 1
+    fi
+  done
 done
 
 survivors=0
@@ -69,8 +86,8 @@ for i in "${!mutants[@]}"; do
   [ "$changed" = 1 ] || { echo "mutant $i changes $changed lines of $file: $what"; exit 1; }
   verdict="SURVIVES"
   for build in $builds; do
-    compile "$build" || { verdict="does not compile: $(grep -m1 error "$scratch/log")"; break; }
-    passes "$build" && continue
+    compile "$build" "$file" || { verdict="does not compile: $(grep -m1 error "$scratch/log")"; break; }
+    passes "$build" "$file" && continue
     why=$(grep -m1 -oE "race \([a-z ]+\)|out-of-bounds [a-z]+|uninitialised|invalid access|divergent|misaligned|\
 runtime error: [a-z -]+|AddressSanitizer: [a-z-]+|kernels_equal[a-z_]*|bits_do[a-z_]*|outputs_may[a-z_]*" "$scratch/log" || true)
     verdict="$build: ${why:-fails}"

@@ -135,12 +135,28 @@ TEST(AdamW, moments_without_gradients_end_at_zero_not_in_subnormal_numbers) {
   }
 }
 
+TEST(AdamW, weights_are_the_new_parameters_rounded) {
+  const AdamWStep step{.lr = 1e-2, .weight_decay = 0.1, .step = 3};
+  for (const DType dtype : {DType::F32, DType::F64}) {
+    Problem without(kN, dtype), with(kN, dtype);
+    without.update(step);
+    HostTensor weights(DType::BF16, {kN}, "weights");
+    Device device = Device::cpu();
+    adamw_update(device, with.p, with.m, with.v, with.g, step, weights);
+    EXPECT_TRUE(with.p.bit_equal(without.p) && with.m.bit_equal(without.m) && with.v.bit_equal(without.v));
+    EXPECT_TRUE(weights.bit_equal(without.p.to(DType::BF16)));
+  }
+}
+
 TEST(AdamW, contract_violations_are_named) {
   Problem problem(8, DType::F32);
   Device device = Device::cpu();
   HostTensor shorter(DType::F32, {7}, "shorter");
   EXPECT_EQ(error_of([&] { adamw_update(device, problem.p, problem.m, shorter, problem.g, {}); }),
             "adamw_update: v ('shorter') is F32 (7), expected F32 (8)");
+  HostTensor weights(DType::F32, {8}, "weights");
+  EXPECT_EQ(error_of([&] { adamw_update(device, problem.p, problem.m, problem.v, problem.g, {}, weights); }),
+            "adamw_update: weights ('weights') is F32 (8), expected BF16 (8)");
   EXPECT_EQ(error_of([&] { problem.update({.step = 0}); }), "adamw_update: step 0 must count from 1");
   EXPECT_EQ(error_of([&] { problem.update({.beta1 = 1.0}); }), "adamw_update: betas (1, 0.95) must be in [0, 1)");
   EXPECT_EQ(error_of([&] { problem.update({.lr = -1.0}); }),

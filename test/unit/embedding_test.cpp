@@ -1,7 +1,6 @@
 #include "layers/embedding.h"
 
-#include <array>
-
+#include "test/layer_cases.h"
 #include "test/testing.h"
 
 namespace {
@@ -30,7 +29,7 @@ struct Problem {
   }
   void backward(double scale, int64_t pad_token_id = -1) {
     Device device = Device::cpu();
-    embedding_backward(device, dw, dy, tokens, scale, pad_token_id);
+    embedding_backward(device, dw, dy, tokens, {}, scale, pad_token_id);
   }
 };
 
@@ -44,7 +43,9 @@ TEST(Embedding, forward_looks_up_and_scales_rows) {
 }
 
 TEST(Embedding, gradient_equals_central_differences) {
-  for (const auto& [T, V, C] : {std::array<int64_t, 3>{1, 1, 1}, {7, 3, 5}, {30, 9, 70}}) {
+  constexpr int64_t kMaxElements = 10000;  // every difference evaluates the whole tensor
+  for (const auto& [T, V, C] : kEmbeddingCases) {
+    if (T * C > kMaxElements) continue;
     Problem p(DType::F64, T, V, C);
     p.backward(1.5);
     const auto loss = [&] {
@@ -91,9 +92,20 @@ TEST(Embedding, threads_change_no_bit) {
   }
 }
 
+TEST(Embedding, order_sorts_positions_by_token_and_then_by_position) {
+  const std::vector<int32_t> tokens = {3, 0, 3, 1, 0, 3};
+  EXPECT_EQ(embedding_order(tokens, 4), (std::vector<int32_t>{1, 4, 3, 0, 2, 5}));
+  EXPECT_EQ(embedding_order({}, 4), std::vector<int32_t>());
+  EXPECT_EQ(error_of([&] { embedding_order(tokens, 3); }),
+            "embedding_order: token id 3 at position 0 is outside the vocabulary [0, 3)");
+}
+
 TEST(Embedding, contract_violations_are_named) {
   Problem p(DType::F32);
   Device device = Device::cpu();
+  HostTensor order(DType::I32, {kT - 1}, "order");
+  EXPECT_EQ(error_of([&] { embedding_backward(device, p.dw, p.dy, p.tokens, order, 1.0, -1); }),
+            "embedding_backward: order ('order') is I32 (149), expected I32 (150)");
   p.tokens.set(7, kV);
   EXPECT_EQ(error_of([&] { p.forward(1.0); }),
             "embedding_forward: token id 40 at position 7 is outside the vocabulary [0, 40)");

@@ -114,6 +114,10 @@ inline float __uint_as_float(unsigned bits) {
 inline unsigned __float_as_uint(float value) {
   return std::bit_cast<unsigned>(value);
 }
+/// The position of the lowest bit that is set, counted from 1; 0 if none is.
+inline int __ffs(int bits) {
+  return __builtin_ffs(bits);
+}
 inline float rsqrtf(float x) {
   return 1.0f / sqrtf(x);
 }
