@@ -18,3 +18,10 @@ inline constexpr RmsNormCase kRmsNormCases[] = {
     {4200, 3, NormKind::Plain},     {3, 2056, NormKind::OnePlus}, {2, 1031, NormKind::LateCast},
     {530, 1028, NormKind::OnePlus}, {2, 24584, NormKind::Plain},
 };
+
+struct GatedActCase {
+  int64_t T, F;
+};
+
+// One element, tails of every vector width, rows of one block and of several with a tail, several threads on the CPU.
+inline constexpr GatedActCase kGatedActCases[] = {{1, 1}, {3, 7}, {5, 33}, {20, 100}, {2, 2056}, {50, 1001}};

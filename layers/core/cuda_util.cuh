@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <initializer_list>
@@ -14,6 +15,7 @@
 #include "layers/core/cuda_primitives.cuh"
 #include "layers/core/device.h"
 #include "layers/core/dtype.h"
+#include "layers/core/integer.h"
 
 // ---- host
 
@@ -47,6 +49,25 @@ void launch(Device& device, const LaunchShape& shape, void (*kernel)(Parameters.
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = static_cast<cudaStream_t>(device.stream());
   cuda_check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+}
+
+/// Threads of a block whose threads take n items in turn: whole warps, no more of them than there is work for.
+inline unsigned block_threads(int64_t n, int64_t max_threads) {
+  constexpr int64_t kWarp = 32;
+  return static_cast<unsigned>(std::clamp(round_up(n, kWarp), kWarp, max_threads));
+}
+
+/// Calls `op(T{})` with the C++ type of a floating tensor that kernels support: fp32 or bf16.
+template <class Op>
+void dispatch_cuda_float(DType dtype, const char* who, Op&& op) {
+  switch (dtype) {
+    case DType::F32:
+      return op(float{});
+    case DType::BF16:
+      return op(bf16{});
+    default:
+      fail("{}: dtype {} is not supported on the CUDA device, use F32 or BF16", who, name_of(dtype));
+  }
 }
 
 // ---- elements
