@@ -82,7 +82,9 @@ void check_shapes(const char* who, const ConstTensor& gate_up, const char* narro
 
 void gated_act_forward(Device& device, Tensor y, ConstTensor gate_up, GateKind kind) {
   check_shapes("gated_act_forward", gate_up, "y", y);
-  require_cpu(device, "gated_act_forward");
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return gated_act_forward_cuda(device, y, gate_up, kind);
+  }
   const int64_t num_tokens = y.shape[0], F = y.shape[1];
   dispatch_float(gate_up.dtype, "gated_act_forward", [&]<class T>(T) {
     dispatch_kind(kind, [&]<GateKind kKind>() { forward_cpu<kKind>(y.as<T>(), gate_up.as<T>(), num_tokens, F); });
@@ -92,7 +94,9 @@ void gated_act_forward(Device& device, Tensor y, ConstTensor gate_up, GateKind k
 void gated_act_backward(Device& device, Tensor d_gate_up, ConstTensor dy, ConstTensor gate_up, GateKind kind) {
   check_shapes("gated_act_backward", gate_up, "dy", dy);
   check_tensor(d_gate_up, "gated_act_backward: d_gate_up", gate_up.shape, gate_up.dtype);
-  require_cpu(device, "gated_act_backward");
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return gated_act_backward_cuda(device, d_gate_up, dy, gate_up, kind);
+  }
   const int64_t num_tokens = dy.shape[0], F = dy.shape[1];
   dispatch_float(gate_up.dtype, "gated_act_backward", [&]<class T>(T) {
     dispatch_kind(kind, [&]<GateKind kKind>() {

@@ -197,23 +197,11 @@ void backward(Device& device, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor 
   run(block, std::false_type());
 }
 
-template <class Op>
-void dispatch(DType dtype, Op&& op) {
-  switch (dtype) {
-    case DType::F32:
-      return op(float{});
-    case DType::BF16:
-      return op(bf16{});
-    default:
-      fail("rmsnorm: dtype {} is not supported on the CUDA device, use F32 or BF16", name_of(dtype));
-  }
-}
-
 }  // namespace
 
 void rmsnorm_forward_cuda(Device& device, Tensor y, Tensor rstd, ConstTensor x, ConstTensor w, double eps,
                           NormKind kind) {
-  dispatch(x.dtype, [&]<class T>(T) {
+  dispatch_cuda(x.dtype, "rmsnorm", [&]<class T>(T) {
     const bool packed = is_packable<T>(x.shape.last(), {y.data, x.data, w.data});
     packed ? forward<T, kPackWidth<T>>(device, y, rstd, x, w, eps, kind)
            : forward<T, 1>(device, y, rstd, x, w, eps, kind);
@@ -222,7 +210,7 @@ void rmsnorm_forward_cuda(Device& device, Tensor y, Tensor rstd, ConstTensor x, 
 
 void rmsnorm_backward_cuda(Device& device, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor rstd,
                            ConstTensor w, NormKind kind) {
-  dispatch(x.dtype, [&]<class T>(T) {
+  dispatch_cuda(x.dtype, "rmsnorm", [&]<class T>(T) {
     const bool packed = is_packable<T>(x.shape.last(), {dx.data, dy.data, x.data, w.data});
     packed ? backward<T, kPackWidth<T>>(device, dx, dw, dy, x, rstd, w, kind)
            : backward<T, 1>(device, dx, dw, dy, x, rstd, w, kind);

@@ -54,13 +54,15 @@ void rotate(const char* who, Device& device, Tensor x, ConstTensor cos, ConstTen
   CHECK(x.shape.rank() == 3, "{}: x ('{}') is {}, expected (T, H, HD)", who, x.name, x.shape.str());
   const int64_t T = x.shape[0], H = x.shape[1], HD = x.shape[2], half = cos.shape.last();
   check_tensor(x, fmt::format("{}: x", who).c_str(), x.shape, x.dtype);
-  check_tensor(cos, fmt::format("{}: cos", who).c_str(), {T, half}, x.dtype);
-  check_tensor(sin, fmt::format("{}: sin", who).c_str(), {T, half}, x.dtype);
+  check_tensor(cos, fmt::format("{}: cos", who).c_str(), {T, half}, accumulator_dtype(x.dtype));
+  check_tensor(sin, fmt::format("{}: sin", who).c_str(), {T, half}, accumulator_dtype(x.dtype));
   CHECK(2 * half <= HD, "{}: cos ('{}') {} rotates {} dimensions, a head has {}", who, cos.name, cos.shape.str(),
         2 * half, HD);
   CHECK(num_heads >= 0 && num_heads <= H, "{}: {} heads to rotate, x ('{}') {} has {}", who, num_heads, x.name,
         x.shape.str(), H);
-  require_cpu(device, who);
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return rope_rotate_cuda(device, x, cos, sin, num_heads, interleaved, sign);
+  }
   dispatch_float(x.dtype, who, [&]<class F>(F) {
     const auto op = interleaved ? rotate_cpu<true, F> : rotate_cpu<false, F>;
     op(x.as<F>(), cos.as<F>(), sin.as<F>(), static_cast<F>(sign), x.shape, num_heads, half);
@@ -76,7 +78,9 @@ void rope_table(Device& device, Tensor cos, Tensor sin, ConstTensor positions, C
   check_tensor(inv_freq, "rope_table: inv_freq", {half}, DType::F32);
   check_tensor(cos, "rope_table: cos", {T, half}, cos.dtype);
   check_tensor(sin, "rope_table: sin", {T, half}, cos.dtype);
-  require_cpu(device, "rope_table");
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return rope_table_cuda(device, cos, sin, positions, inv_freq, attention_factor);
+  }
   dispatch_float(cos.dtype, "rope_table", [&]<class F>(F) {
     table_cpu(cos.as<F>(), sin.as<F>(), positions.as<int32_t>(), inv_freq.as<float>(), T, half,
               static_cast<F>(attention_factor));

@@ -32,3 +32,26 @@ struct EmbeddingCase {
 inline constexpr EmbeddingCase kEmbeddingCases[] = {
     {1, 1, 1}, {7, 3, 5}, {30, 9, 70}, {150, 40, 200}, {200, 1, 24}, {1000, 300, 264}, {333, 2, 131}, {2100, 2, 8},
 };
+
+struct GatedActCase {
+  int64_t T, F;
+};
+
+// One element, tails of every vector width, rows of one block and of several with a tail, several threads on the CPU.
+inline constexpr GatedActCase kGatedActCases[] = {{1, 1}, {3, 7}, {5, 33}, {20, 100}, {2, 2056}, {50, 1001}};
+
+struct RopeCase {
+  int64_t T, H, HD, num_heads, half;
+  bool interleaved;
+};
+
+// One pair; tails of every vector width; partial rotation; heads that stay; enough rows for several threads on the CPU;
+// on CUDA, whole packs, partial rotation by packs of fp32 alone, more heads than a block takes at a time, and more
+// pairs.
+inline constexpr RopeCase kRopeCases[] = {
+    {1, 1, 2, 1, 1, false},    {1, 1, 2, 1, 1, true},    {5, 4, 14, 3, 7, false},    {5, 4, 14, 3, 7, true},
+    {9, 6, 24, 4, 9, false},   {9, 6, 24, 4, 9, true},   {150, 6, 64, 5, 32, false}, {150, 6, 64, 5, 32, true},
+    {3, 3, 48, 2, 16, false},  {3, 3, 48, 2, 16, true},  {4, 5, 40, 5, 12, false},   {4, 5, 40, 5, 12, true},
+    {2, 70, 16, 67, 8, false}, {2, 70, 16, 67, 8, true}, {2, 3, 88, 3, 43, false},   {2, 3, 88, 3, 43, true},
+    {1, 2, 528, 2, 264, true}, {3, 2, 8, 0, 4, false},
+};

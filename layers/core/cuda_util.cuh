@@ -16,6 +16,7 @@
 #include "layers/core/cuda_primitives.cuh"
 #include "layers/core/device.h"
 #include "layers/core/dtype.h"
+#include "layers/core/integer.h"
 
 // ---- host
 
@@ -49,6 +50,12 @@ void launch(Device& device, const LaunchShape& shape, void (*kernel)(Parameters.
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = static_cast<cudaStream_t>(device.stream());
   cuda_check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+}
+
+/// Threads of a block whose threads take n items in turn: whole warps, no more of them than there is work for.
+inline unsigned block_threads(int64_t n, int64_t max_threads) {
+  constexpr int64_t kWarp = 32;
+  return static_cast<unsigned>(std::clamp(round_up(n, kWarp), kWarp, max_threads));
 }
 
 /// Calls `op(T{})` with the C++ type of activations and weights that CUDA kernels support.

@@ -1,9 +1,7 @@
 // The CUDA kernels of RMSNorm, run on the CPU, against the CPU layer.
-#include <bit>
-#include <cmath>
-
 #include "layers/rmsnorm.h"
 #include "test/layer_cases.h"
+#include "test/simt/compare.h"
 #include "test/simt/device_tensor.h"
 
 namespace {
@@ -54,18 +52,6 @@ std::string describe(const RmsNormCase& c, DType dtype, int64_t offset) {
 
 bool bit_equal(const Outputs& a, const Outputs& b) {
   return a.y.bit_equal(b.y) && a.rstd.bit_equal(b.rstd) && a.dx.bit_equal(b.dx) && a.dw.bit_equal(b.dw);
-}
-
-double norm(const HostTensor& t) {
-  double sum = 0;
-  for (int64_t i = 0; i < t.numel(); i++) sum += t.get(i) * t.get(i);
-  return std::sqrt(sum);
-}
-
-double distance(const HostTensor& a, const HostTensor& b) {
-  double sum = 0;
-  for (int64_t i = 0; i < a.numel(); i++) sum += (a.get(i) - b.get(i)) * (a.get(i) - b.get(i));
-  return std::sqrt(sum);
 }
 
 /// Both sides compute in fp32 and round once, LateCast and OnePlus from values some fp32 roundings apart: now and then

@@ -1,24 +1,15 @@
 #include "layers/rope.h"
 
+#include "test/layer_cases.h"
 #include "test/testing.h"
 
 namespace {
 
-struct Case {
-  int64_t T, H, HD, num_heads, half;
-  bool interleaved;
-};
-
-// One pair; tails of every vector width; partial rotation; heads that stay; enough rows for several threads.
-const Case kCases[] = {{1, 1, 2, 1, 1, false},     {1, 1, 2, 1, 1, true},    {5, 4, 14, 3, 7, false},
-                       {5, 4, 14, 3, 7, true},     {9, 6, 24, 4, 9, false},  {9, 6, 24, 4, 9, true},
-                       {150, 6, 64, 5, 32, false}, {150, 6, 64, 5, 32, true}};
-
 struct Problem {
-  Case c;
+  RopeCase c;
   HostTensor x, dy, positions, inv_freq, cos, sin;
 
-  Problem(const Case& which, DType dtype)
+  Problem(const RopeCase& which, DType dtype)
       : c(which),
         x(DType::F64, {c.T, c.H, c.HD}, "x"),
         dy(DType::F64, {c.T, c.H, c.HD}, "dy"),
@@ -70,7 +61,7 @@ TEST(Rope, fp32_angles_round_as_in_torch) {
 }
 
 TEST(Rope, fp64_tables_have_fp64_angles) {
-  Problem p(kCases[6], DType::F64);
+  Problem p(kRopeCases[6], DType::F64);
   p.make_table(0.5);
   for (int64_t i = 0; i < p.cos.numel(); i++) {
     const double angle = p.positions.get(i / p.c.half) * p.inv_freq.get(i % p.c.half);
@@ -80,7 +71,7 @@ TEST(Rope, fp64_tables_have_fp64_angles) {
 }
 
 TEST(Rope, gradient_equals_central_differences) {
-  for (const Case& c : kCases) {
+  for (const RopeCase& c : kRopeCases) {
     Problem p(c, DType::F64);
     p.make_table(1.2);
     HostTensor dx = p.dy;
@@ -95,12 +86,12 @@ TEST(Rope, gradient_equals_central_differences) {
 }
 
 /// The two dimensions of pair m.
-std::pair<int64_t, int64_t> pair_of(const Case& c, int64_t m) {
+std::pair<int64_t, int64_t> pair_of(const RopeCase& c, int64_t m) {
   return c.interleaved ? std::pair{2 * m, 2 * m + 1} : std::pair{m, m + c.half};
 }
 
 TEST(Rope, every_pair_turns_by_its_angle_and_the_rest_stays) {
-  for (const Case& c : kCases) {
+  for (const RopeCase& c : kRopeCases) {
     Problem p(c, DType::F64);
     p.make_table();
     HostTensor y = p.x;
@@ -143,7 +134,7 @@ TEST(Rope, scores_depend_on_the_distance_of_positions_alone) {
 }
 
 TEST(Rope, backward_undoes_forward) {
-  for (const Case& c : kCases) {
+  for (const RopeCase& c : kRopeCases) {
     Problem p(c, DType::F64);
     p.make_table();
     HostTensor x = p.x;
@@ -153,7 +144,7 @@ TEST(Rope, backward_undoes_forward) {
 }
 
 TEST(Rope, fp32_is_within_rounding_of_fp64) {
-  for (const Case& c : kCases) {
+  for (const RopeCase& c : kRopeCases) {
     Problem low(c, DType::F32), exact(c, DType::F64);
     low.make_table();
     exact.cos = low.cos.to(DType::F64), exact.sin = low.sin.to(DType::F64);
@@ -164,7 +155,7 @@ TEST(Rope, fp32_is_within_rounding_of_fp64) {
 }
 
 TEST(Rope, threads_change_no_bit) {
-  for (const Case& c : kCases) {
+  for (const RopeCase& c : kRopeCases) {
     Problem one(c, DType::F32);
     HostTensor y = one.x;
     with_threads(1, [&] { one.make_table(), one.forward(y); });
@@ -178,7 +169,7 @@ TEST(Rope, threads_change_no_bit) {
 }
 
 TEST(Rope, contract_violations_are_named) {
-  Problem p(kCases[4], DType::F32);
+  Problem p(kRopeCases[4], DType::F32);
   Device device = Device::cpu();
   EXPECT_EQ(error_of([&] { rope_forward(device, p.x, p.cos, p.sin, 7, false); }),
             "rope_forward: 7 heads to rotate, x ('x') (9, 6, 24) has 6");
