@@ -15,6 +15,7 @@ Device Device::cuda(int ordinal) {
     Device device(DeviceKind::Cuda, ordinal);
     device.stream_ = cuda_open(ordinal);
     device.workspace_ = cuda_allocate(kWorkspaceBytes);
+    device.blas_ = cuda_open_blas();
     return device;
   } else {
     fail(
@@ -28,10 +29,12 @@ Device::Device(Device&& other) noexcept
     : kind_(other.kind_),
       ordinal_(other.ordinal_),
       stream_(std::exchange(other.stream_, nullptr)),
-      workspace_(std::exchange(other.workspace_, nullptr)) {}
+      workspace_(std::exchange(other.workspace_, nullptr)),
+      blas_(std::exchange(other.blas_, nullptr)) {}
 
 Device::~Device() {
   if constexpr (kHasCuda) {
+    if (blas_) cuda_close_blas(blas_);
     if (workspace_) cuda_deallocate(workspace_);
     if (stream_) cuda_close(stream_);
   }
@@ -98,6 +101,11 @@ void* Device::workspace(size_t size_bytes) {
   CHECK(workspace_, "device {} has no workspace", name());
   CHECK(padded <= kWorkspaceBytes, "an op needs {} bytes of workspace, the device has {}", size_bytes, kWorkspaceBytes);
   return static_cast<char*>(workspace_) + (kWorkspaceBytes - padded);
+}
+
+Blas& Device::blas() {
+  CHECK(blas_, "device {} has no cuBLASLt", name());
+  return *blas_;
 }
 
 int cuda_device_count() {

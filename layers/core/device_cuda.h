@@ -3,6 +3,8 @@
 
 #include <cstddef>
 
+struct Blas;
+
 int cuda_count_devices();
 void* cuda_open(int ordinal);  ///< selects the device, returns its compute stream
 void cuda_close(void* stream) noexcept;
@@ -11,3 +13,7 @@ void cuda_deallocate(void* data) noexcept;
 void cuda_fill_zero(void* data, size_t size_bytes, void* stream);
 void cuda_copy(void* to, const void* from, size_t size_bytes, void* stream);  ///< either direction, waits
 void cuda_synchronize(void* stream);
+
+// blas.cu
+Blas* cuda_open_blas();  ///< of the selected device
+void cuda_close_blas(Blas* blas) noexcept;

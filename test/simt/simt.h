@@ -15,8 +15,9 @@ constexpr uint64_t kSimtAscending = 0, kSimtDescending = 1;
 
 struct SimtOptions {
   uint64_t schedule = kSimtAscending;
-  double watchdog_s = 60;  ///< a launch that takes longer is ended
-  int max_reports = 8;     ///< of one launch; the rest are counted
+  double watchdog_s = 60;      ///< a launch that takes longer is ended
+  int max_reports = 8;         ///< of one launch; the rest are counted
+  bool blas_adds_bias = true;  ///< cuBLASLt has algorithms that add a bias
 };
 SimtOptions& simt_options();
 
