@@ -39,10 +39,12 @@ NVCCFLAGS := -std=c++20 -O3 -lineinfo -Werror all-warnings --expt-relaxed-conste
 ifeq ($(CUDA),1)
 CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 NCCL ?= $(if $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h),1,0)
-LDLIBS += -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib -lcudart_static -ldl -lrt
+# cuBLASLt is the toolkit's shared library (its static one is not in every toolkit); the program finds it where it was.
+LDLIBS += $(foreach d,$(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib),-L$(d) -Wl$(,)-rpath$(,)$(d)) \
+          -lcublasLt -lcudart_static -ldl -lrt
 endif
 NCCL ?= 0
-LDLIBS += $(if $(filter 1,$(NCCL)),-Wl$(,)-rpath$(,)$(CUDA_HOME)/lib64 -lnccl)
+LDLIBS += $(if $(filter 1,$(NCCL)),-lnccl)
 ifeq ($(MPI),1)
 MPI_CPPFLAGS := -DOMPI_SKIP_MPICXX $(shell $(MPICXX) --showme:compile 2>/dev/null)
 LDLIBS += $(shell $(MPICXX) --showme:link 2>/dev/null)
@@ -110,7 +112,7 @@ SIMT := build/simt
 SIMT_CXX ?= g++
 SIMT_KERNELS := $(filter-out layers/attention_cudnn.cu,$(sort $(wildcard layers/core/*.cu layers/*.cu)))
 SIMT_HOST := $(sort $(wildcard layers/core/*.cpp $(SIMT_KERNELS:.cu=.cpp))) \
-             $(addprefix test/simt/,context.cpp schedule.cpp memory.cpp cuda_api.cpp streams.cpp grid.cpp describe.cpp)
+             $(addprefix test/simt/,context.cpp schedule.cpp memory.cpp cuda_api.cpp streams.cpp cublas_lt.cpp grid.cpp describe.cpp)
 SIMT_CPPFLAGS := -Itest/simt/include -I. -DTRAIN_GPT_CUDA
 SIMT_CXXFLAGS := -std=c++20 -g -fno-strict-aliasing $(WARN)
 SIMT_FLAGS_plain := -O2

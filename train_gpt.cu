@@ -127,7 +127,8 @@ std::optional<double> evaluate(Loader& loader, const RunConfig& run, TrainState&
     std::vector<int64_t> mine(static_cast<size_t>(std::clamp<int64_t>(rows - first, 0, micro)));
     std::iota(mine.begin(), mine.end(), first);
     const MicroBatch part = micro_batch(loader, 0, mine, state.llama.config(), mesh);
-    nll += state.llama.evaluate(part.batch, state.params);
+    state.llama.evaluate(part.batch, state.params);
+    nll += state.llama.take_nll();
     targets += part.batch.num_loss_tokens;
     progress.update(std::min(rows, step + rows_a_step));
   }
@@ -237,14 +238,13 @@ StepResult train_step(const RunConfig& run, const std::vector<MicroBatch>& micro
   const double grad_scale = 1.0 / static_cast<double>(result.num_loss_tokens);
 
   state.params.zero_grads();
-  double nll = 0;
   for (const MicroBatch& micro : micro_batches) {
     const Tensor logits = dump ? dump->add(micro.batch, micro.rows, micro.first_token) : Tensor{};
     state.llama.forward(micro.batch, state.params);
-    nll += state.llama.backward(micro.batch, state.params, grad_scale, logits);
+    state.llama.backward(micro.batch, state.params, grad_scale, logits);
   }
   state.params.finish_grads();
-  result.loss = world.sum(nll) * grad_scale;
+  result.loss = world.sum(state.llama.take_nll()) * grad_scale;
   result.grad_norm = state.params.grad_norm();
   check_finite(result.loss, result.grad_norm, step);
   state.adamw.step(device, state.params, lr, clip_scale(result.grad_norm, run.optimizer.max_grad_norm), step);

@@ -26,7 +26,9 @@ void linear_forward(Device& device, Tensor y, ConstTensor x, ConstTensor w, Cons
   check_tensor(y, "linear_forward: y", {rows, N}, x.dtype);
   if (b) check_tensor(b, "linear_forward: b", {N}, x.dtype);
   CHECK(!(b && accumulate), "linear_forward: a bias ('{}') cannot be combined with accumulate", b.name);
-  require_cpu(device, "linear_forward");
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return linear_forward_cuda(device, y, x, w, b, accumulate);
+  }
   dispatch_float(x.dtype, "linear_forward", [&]<class T>(T) {
     const T* addend = accumulate ? y.as<T>() : (b ? b.as<T>() : nullptr);
     gemm<T>(y.as<T>(), rows, N, K, {x.as<T>(), K}, {w.as<T>(), K, true}, addend, accumulate ? N : 0);
@@ -39,10 +41,12 @@ void linear_backward(Device& device, Tensor dx, Tensor dw, Tensor db, ConstTenso
   const int64_t rows = x.shape[0], K = x.shape[1], N = w.shape[0];
   check_tensor(w, "linear_backward: w", {N, K}, x.dtype);
   check_tensor(dy, "linear_backward: dy", {rows, N}, x.dtype);
-  check_tensor(dw, "linear_backward: dw", {N, K}, x.dtype);
+  check_tensor(dw, "linear_backward: dw", {N, K}, accumulator_dtype(x.dtype));
   if (dx) check_tensor(dx, "linear_backward: dx", {rows, K}, x.dtype);
-  if (db) check_tensor(db, "linear_backward: db", {N}, x.dtype);
-  require_cpu(device, "linear_backward");
+  if (db) check_tensor(db, "linear_backward: db", {N}, accumulator_dtype(x.dtype));
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return linear_backward_cuda(device, dx, dw, db, dy, x, w);
+  }
   dispatch_float(x.dtype, "linear_backward", [&]<class T>(T) {
     if (dx) gemm<T>(dx.as<T>(), rows, K, N, {dy.as<T>(), N}, {w.as<T>(), K});
     gemm<T>(dw.as<T>(), N, K, rows, {dy.as<T>(), N, true}, {x.as<T>(), K}, dw.as<T>(), K);

@@ -11,70 +11,32 @@
 #include "layers/core/math.h"
 #include "layers/core/parallel.h"
 #include "layers/linear.h"
+#include "layers/loss_scratch.h"
 
 namespace {
+
+using detail::LossScratch;
 
 constexpr int32_t kNoTarget = -100;
 constexpr int64_t kGrainElements = 16384;
 constexpr int64_t kBlock = 1024;  // columns between two looks at the running maximum: they stay in the L1 cache
 
-/// The caller's scratch memory, laid out. Without memory it measures, so that sizes and pointers cannot drift.
-struct Scratch {
-  Tensor logits;  // (tile, V), then dz in the same memory
-  Tensor x, dx;   // (tile, C)
-  int64_t* rows;  // (T) rows with a target, then rows without, each in ascending order
-  double* nll;    // (T) in the order of `rows`
-  int64_t tile;   // rows of a full tile
-  size_t size_bytes = 0;
-
-  Scratch(void* memory, const LossShape& shape, DType dtype, int64_t T, int64_t C, int64_t V)
-      : tile(std::min(shape.tile_tokens, T)) {
-    const auto take = [&](size_t bytes) -> void* {
-      constexpr size_t kAlignment = 64;
-      void* at = memory ? static_cast<char*>(memory) + size_bytes : nullptr;
-      size_bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-      return at;
-    };
-    const auto take_tensor = [&](Shape s, const char* name) -> Tensor {
-      return {take(static_cast<size_t>(s.numel()) * size_of(dtype)), dtype, s, name};
-    };
-    logits = take_tensor({tile, V}, "loss: logits of a tile");
-    x = take_tensor({tile, C}, "loss: x of a tile");
-    dx = take_tensor({tile, C}, "loss: dx of a tile");
-    rows = static_cast<int64_t*>(take(static_cast<size_t>(T) * sizeof(int64_t)));
-    nll = static_cast<double*>(take(static_cast<size_t>(T) * sizeof(double)));
-  }
-};
-
 /// The arguments of the two front doors; dx and dw are null in a forward.
 struct Problem {
+  Tensor nll;
   ConstTensor x, w, targets;
+  LossRows rows;
   Tensor logits, dx, dw;
   double softcap, grad_scale;
   int64_t T, C, V;
 
   bool wants_gradient() const { return static_cast<bool>(dx); }
+  const int32_t* row_order() const { return rows.rows.as<int32_t>(); }
 };
-
-/// Rows with a target first, then those without; returns how many have one.
-int64_t split_rows(int64_t* rows, const int32_t* targets, int64_t T, int64_t V) {
-  int64_t num_targets = 0;
-  for (int64_t t = 0; t < T; t++) {
-    CHECK(targets[t] == kNoTarget || (targets[t] >= 0 && targets[t] < V),
-          "loss: target {} at position {} is neither in the vocabulary [0, {}) nor {} (no loss)", targets[t], t, V,
-          kNoTarget);
-    if (targets[t] != kNoTarget) rows[num_targets++] = t;
-  }
-  int64_t end = num_targets;
-  for (int64_t t = 0; t < T; t++) {
-    if (targets[t] == kNoTarget) rows[end++] = t;
-  }
-  return num_targets;
-}
 
 /// to[i] = from[rows[i]], or with `kScatter` to[rows[i]] = from[i]; rows of C.
 template <bool kScatter, class T>
-void move_rows(T* to, const T* from, const int64_t* rows, int64_t count, int64_t C) {
+void move_rows(T* to, const T* from, const int32_t* rows, int64_t count, int64_t C) {
   parallel_for(count, kGrainElements / std::max<int64_t>(C, 1), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
       const int64_t to_row = kScatter ? rows[i] : i, from_row = kScatter ? i : rows[i];
@@ -129,10 +91,10 @@ void logits_to_gradient(T* z, int64_t V, int64_t target, const RowStatistics<T>&
   z[target] = dz_target;
 }
 
-/// The logits, before the cap, of the rows listed in scratch.rows[begin .. begin + count).
-Tensor tile_logits(Device& device, const Scratch& scratch, const Problem& p, int64_t begin, int64_t count) {
+/// The logits, before the cap, of the rows listed in p.rows at [begin, begin + count).
+Tensor tile_logits(Device& device, const LossScratch& scratch, const Problem& p, int64_t begin, int64_t count) {
   dispatch_float(p.x.dtype, "loss", [&]<class T>(T) {
-    move_rows<false>(scratch.x.as<T>(), p.x.as<T>(), scratch.rows + begin, count, p.C);
+    move_rows<false>(scratch.x.as<T>(), p.x.as<T>(), p.row_order() + begin, count, p.C);
   });
   const Tensor z = scratch.logits.rows(0, count);
   linear_forward(device, z, scratch.x.rows(0, count), p.w, {});
@@ -141,32 +103,33 @@ Tensor tile_logits(Device& device, const Scratch& scratch, const Problem& p, int
 
 /// A tile of rows without a target: writes their capped logits, which nothing but the caller's `logits` needs.
 template <class T>
-void logits_tile(Device& device, const Scratch& scratch, const Problem& p, int64_t begin, int64_t count) {
+void logits_tile(Device& device, const LossScratch& scratch, const Problem& p, int64_t begin, int64_t count) {
   T* z = tile_logits(device, scratch, p, begin, count).as<T>();
   T* logits = p.logits.as<T>();
   parallel_for(count, kGrainElements / p.V, [&](int64_t i_begin, int64_t i_end) {
     for (int64_t i = i_begin; i < i_end; i++) {
       cap_and_sum(z + i * p.V, p.V, static_cast<T>(p.softcap));
-      std::copy_n(z + i * p.V, p.V, logits + scratch.rows[begin + i] * p.V);
+      std::copy_n(z + i * p.V, p.V, logits + p.row_order()[begin + i] * p.V);
     }
   });
 }
 
 /// A tile of rows with a target: their nll, and what is wanted of their logits and gradients.
 template <class T>
-void loss_tile(Device& device, const Scratch& scratch, const Problem& p, int64_t begin, int64_t count) {
+void loss_tile(Device& device, const LossScratch& scratch, const Problem& p, int64_t begin, int64_t count) {
   const Tensor z_tensor = tile_logits(device, scratch, p, begin, count);
   T* z = z_tensor.as<T>();
   T* logits = p.logits ? p.logits.as<T>() : nullptr;
   const T cap = static_cast<T>(p.softcap), scale = static_cast<T>(p.grad_scale);
-  const int64_t* rows = scratch.rows + begin;
+  const int32_t* rows = p.row_order() + begin;
+  double* nll = scratch.nll.as<double>() + begin;
   const int32_t* targets = p.targets.as<int32_t>();
   parallel_for(count, kGrainElements / p.V, [&](int64_t i_begin, int64_t i_end) {
     for (int64_t i = i_begin; i < i_end; i++) {
       T* zi = z + i * p.V;
       const int64_t target = targets[rows[i]];
       const RowStatistics<T> row = cap_and_sum(zi, p.V, cap);
-      scratch.nll[begin + i] = std::log(row.sum) + (static_cast<double>(row.max) - static_cast<double>(zi[target]));
+      nll[i] = std::log(row.sum) + (static_cast<double>(row.max) - static_cast<double>(zi[target]));
       if (logits) std::copy_n(zi, p.V, logits + rows[i] * p.V);
       if (p.wants_gradient()) logits_to_gradient(zi, p.V, target, row, scale, cap);
     }
@@ -189,8 +152,8 @@ void for_each_tile(int64_t begin, int64_t end, int64_t tile, Op&& op) {
 
 // Rows without a target come first: their x is read before dx, which may be the same memory, is written.
 template <class T>
-double run(Device& device, const Scratch& scratch, const Problem& p) {
-  const int64_t num_targets = split_rows(scratch.rows, p.targets.as<int32_t>(), p.T, p.V);
+void run(Device& device, const LossScratch& scratch, const Problem& p) {
+  const int64_t num_targets = p.rows.num_targets;
   if (p.logits) {
     for_each_tile(num_targets, p.T, scratch.tile,
                   [&](int64_t begin, int64_t count) { logits_tile<T>(device, scratch, p, begin, count); });
@@ -198,59 +161,79 @@ double run(Device& device, const Scratch& scratch, const Problem& p) {
   for_each_tile(0, num_targets, scratch.tile,
                 [&](int64_t begin, int64_t count) { loss_tile<T>(device, scratch, p, begin, count); });
   if (p.wants_gradient()) {
-    for (int64_t i = num_targets; i < p.T; i++) std::fill_n(p.dx.as<T>() + scratch.rows[i] * p.C, p.C, T(0));
+    for (int64_t i = num_targets; i < p.T; i++) std::fill_n(p.dx.as<T>() + p.row_order()[i] * p.C, p.C, T(0));
   }
   double sum = 0;
-  for (int64_t i = 0; i < num_targets; i++) sum += scratch.nll[i];
-  return sum;
+  for (int64_t i = 0; i < num_targets; i++) sum += scratch.nll.as<double>()[i];
+  *p.nll.as<double>() += sum;
 }
 
-double check_and_run(const char* who, Device& device, const Problem& p, const LossShape& shape,
-                     const Tensor& workspace) {
+void check_and_run(const char* who, Device& device, const Problem& p, const LossShape& shape, const Tensor& workspace) {
   const auto check = [&](const ConstTensor& t, const char* name, Shape expected, DType dtype) {
     check_tensor(t, fmt::format("{}: {}", who, name).c_str(), expected, dtype);
   };
+  check(p.nll, "nll", {1}, DType::F64);
   check(p.x, "x", {p.T, p.C}, p.x.dtype);
   check(p.w, "w", {p.V, p.C}, p.x.dtype);
   check(p.targets, "targets", {p.T}, DType::I32);
-  if (p.logits) check(p.logits, "logits", {p.T, p.V}, p.x.dtype);
+  check(p.rows.rows, "rows", {p.T}, DType::I32);
+  CHECK(p.rows.num_targets >= 0 && p.rows.num_targets <= p.T, "{}: {} of {} rows have a target", who,
+        p.rows.num_targets, p.T);
+  if (p.logits) check(p.logits, "logits", {p.T, p.V}, accumulator_dtype(p.x.dtype));
   CHECK(p.V > 0, "{}: w ('{}') {} has an empty vocabulary", who, p.w.name, p.w.shape.str());
   CHECK(shape.tile_tokens > 0, "{}: tile_tokens {} must be positive", who, shape.tile_tokens);
   CHECK(shape.softcap >= 0, "{}: softcap {} is negative; 0 = none", who, shape.softcap);
-  const Scratch scratch(workspace.data, shape, p.x.dtype, p.T, p.C, p.V);
+  const LossScratch scratch(workspace.data, shape, p.x.dtype, p.T, p.C, p.V);
   CHECK((workspace.data && workspace.size_bytes() >= scratch.size_bytes) || scratch.size_bytes == 0,
         "{}: workspace ('{}') has {} bytes, {} tokens in tiles of {} need {} (loss_workspace_bytes)", who,
         workspace.name, workspace.data ? workspace.size_bytes() : 0, p.T, shape.tile_tokens, scratch.size_bytes);
-  require_cpu(device, who);
-  double sum = 0;
-  dispatch_float(p.x.dtype, who, [&]<class T>(T) { sum = run<T>(device, scratch, p); });
-  return sum;
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) {
+      return loss_cuda(device, p.nll, p.dx, p.dw, p.x, p.w, p.targets, p.rows, p.grad_scale, shape, workspace,
+                       p.logits);
+    }
+  }
+  dispatch_float(p.x.dtype, who, [&]<class T>(T) { run<T>(device, scratch, p); });
 }
 
-Problem make_problem(const char* who, ConstTensor x, ConstTensor w, ConstTensor targets, const LossShape& shape,
-                     Tensor logits) {
+Problem make_problem(const char* who, Tensor nll, ConstTensor x, ConstTensor w, ConstTensor targets,
+                     const LossRows& rows, const LossShape& shape, Tensor logits) {
   CHECK(x.shape.rank() == 2 && w.shape.rank() == 2, "{}: x ('{}') is {} and w ('{}') is {}, expected (T, C) and (V, C)",
         who, x.name, x.shape.str(), w.name, w.shape.str());
-  return {x, w, targets, logits, {}, {}, shape.softcap, 0.0, x.shape[0], x.shape[1], w.shape[0]};
+  return {nll, x, w, targets, rows, logits, {}, {}, shape.softcap, 0.0, x.shape[0], x.shape[1], w.shape[0]};
 }
 
 }  // namespace
 
+std::vector<int32_t> loss_rows(std::span<const int32_t> targets, int64_t V, int64_t& num_targets) {
+  std::vector<int32_t> with, without;
+  for (size_t t = 0; t < targets.size(); t++) {
+    CHECK(targets[t] == kNoTarget || (targets[t] >= 0 && targets[t] < V),
+          "loss: target {} at position {} is neither in the vocabulary [0, {}) nor {} (no loss)", targets[t], t, V,
+          kNoTarget);
+    (targets[t] == kNoTarget ? without : with).push_back(static_cast<int32_t>(t));
+  }
+  num_targets = static_cast<int64_t>(with.size());
+  with.insert(with.end(), without.begin(), without.end());
+  return with;
+}
+
 size_t loss_workspace_bytes(const LossShape& shape, DType dtype, int64_t T, int64_t C, int64_t V) {
-  return Scratch(nullptr, shape, dtype, T, C, V).size_bytes;
+  return LossScratch(nullptr, shape, dtype, T, C, V).size_bytes;
 }
 
-double loss_forward(Device& device, ConstTensor x, ConstTensor w, ConstTensor targets, const LossShape& shape,
-                    Tensor workspace, Tensor logits) {
-  const Problem problem = make_problem("loss_forward", x, w, targets, shape, logits);
-  return check_and_run("loss_forward", device, problem, shape, workspace);
+void loss_forward(Device& device, Tensor nll, ConstTensor x, ConstTensor w, ConstTensor targets, const LossRows& rows,
+                  const LossShape& shape, Tensor workspace, Tensor logits) {
+  const Problem problem = make_problem("loss_forward", nll, x, w, targets, rows, shape, logits);
+  check_and_run("loss_forward", device, problem, shape, workspace);
 }
 
-double loss_forward_backward(Device& device, Tensor dx, Tensor dw, ConstTensor x, ConstTensor w, ConstTensor targets,
-                             double grad_scale, const LossShape& shape, Tensor workspace, Tensor logits) {
-  Problem problem = make_problem("loss_forward_backward", x, w, targets, shape, logits);
+void loss_forward_backward(Device& device, Tensor nll, Tensor dx, Tensor dw, ConstTensor x, ConstTensor w,
+                           ConstTensor targets, const LossRows& rows, double grad_scale, const LossShape& shape,
+                           Tensor workspace, Tensor logits) {
+  Problem problem = make_problem("loss_forward_backward", nll, x, w, targets, rows, shape, logits);
   check_tensor(dx, "loss_forward_backward: dx", x.shape, x.dtype);
-  check_tensor(dw, "loss_forward_backward: dw", w.shape, x.dtype);
+  check_tensor(dw, "loss_forward_backward: dw", w.shape, accumulator_dtype(x.dtype));
   problem.dx = dx, problem.dw = dw, problem.grad_scale = grad_scale;
-  return check_and_run("loss_forward_backward", device, problem, shape, workspace);
+  check_and_run("loss_forward_backward", device, problem, shape, workspace);
 }

@@ -28,6 +28,8 @@ Llama::Llama(Arena& arena, const ModelConfig& config, const ModelOptions& option
   targets_ = arena.place(DType::I32, {T}, "targets");
   positions_ = arena.place(DType::I32, {T}, "positions");
   if (device.is_cuda()) token_order_ = arena.place(DType::I32, {T}, "token order");
+  loss_rows_ = arena.place(DType::I32, {T}, "loss rows");
+  nll_ = arena.place(DType::F64, {1}, "nll");
   for (const RopeConfig& rope : config.ropes) {
     const int64_t half = rope.rotary_dim / 2;
     inv_freq_.push_back(arena.place(DType::F32, {half}, "inv_freq"));
@@ -70,10 +72,11 @@ void Llama::load_batch(const Batch& batch) {
   CHECK(T > 0 && T <= options_.max_tokens, "a batch of {} tokens does not fit the plan's {}", T, options_.max_tokens);
   const auto copy = [&](Tensor to, const std::vector<int32_t>& from) {
     CHECK(static_cast<int64_t>(from.size()) == T, "the batch has {} {}, expected {}", from.size(), to.name, T);
-    device_.copy_from_host(to.data, from.data(), from.size() * sizeof(int32_t));
+    device_.upload(to.data, from.data(), from.size() * sizeof(int32_t));
   };
   copy(tokens_, batch.tokens), copy(targets_, batch.targets), copy(positions_, batch.positions);
   if (device_.is_cuda()) copy(token_order_, embedding_order(batch.tokens, config_.vocab_size));
+  copy(loss_rows_, loss_rows(batch.targets, config_.vocab_size, num_targets_));
   inputs_.T = T;
   CHECK(batch.cu_seqlens.back() == T * options_.sp_size, "{} ranks have {} tokens each of a batch of {}",
         options_.sp_size, T, batch.cu_seqlens.back());
@@ -122,15 +125,15 @@ void Llama::forward(const Batch& batch, ParamStore& params) {
   params.release(head_unit());
 }
 
-double Llama::backward(const Batch& batch, ParamStore& params, double grad_scale, Tensor logits) {
+void Llama::backward(const Batch& batch, ParamStore& params, double grad_scale, Tensor logits) {
   CHECK(inputs_.T == batch.size(), "backward() of a batch of {} tokens after forward() of one of {}", batch.size(),
         inputs_.T);
   const LossShape loss{config_.final_softcap, options_.loss_tile_tokens};
   const Tensor dh = at_tokens(dh_);
   params.gather(0);
   params.gather(head_unit());
-  const double nll = loss_forward_backward(device_, dh, head_grad(params), at_tokens(x_), head_weight(params),
-                                           at_tokens(targets_), grad_scale, loss, loss_workspace_, logits);
+  loss_forward_backward(device_, nll_, dh, head_grad(params), at_tokens(x_), head_weight(params), at_tokens(targets_),
+                        {at_tokens(loss_rows_), num_targets_}, grad_scale, loss, loss_workspace_, logits);
   rmsnorm_backward(device_, dh, params.grads(head_unit()).at(0), dh, at_tokens(h_.back()), x_rstd_.rows(0, inputs_.T),
                    params.use(head_unit()).at(0), config_.norm);
   params.release(head_unit());
@@ -154,17 +157,22 @@ double Llama::backward(const Batch& batch, ParamStore& params, double grad_scale
                      config_.pad_token_id);
   params.release(0);
   params.reduce(0);
-  return nll;
 }
 
-double Llama::evaluate(const Batch& batch, ParamStore& params, Tensor logits) {
+void Llama::evaluate(const Batch& batch, ParamStore& params, Tensor logits) {
   forward(batch, params);
   params.gather(0);
   params.gather(head_unit());
   const LossShape loss{config_.final_softcap, options_.loss_tile_tokens};
-  const double nll =
-      loss_forward(device_, at_tokens(x_), head_weight(params), at_tokens(targets_), loss, loss_workspace_, logits);
+  loss_forward(device_, nll_, at_tokens(x_), head_weight(params), at_tokens(targets_),
+               {at_tokens(loss_rows_), num_targets_}, loss, loss_workspace_, logits);
   params.release(0);
   params.release(head_unit());
+}
+
+double Llama::take_nll() {
+  double nll = 0;
+  device_.copy_to_host(&nll, nll_.data, sizeof nll);
+  device_.fill_zero(nll_.data, nll_.size_bytes());
   return nll;
 }

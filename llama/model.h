@@ -27,12 +27,15 @@ class Llama {
   /// Up to the final norm; saves what the backward needs.
   void forward(const Batch& batch, ParamStore& params);
 
-  /// After forward() of the same batch. Adds the gradients of grad_scale * sum(nll) to the store, returns sum(nll).
-  /// `logits` (T, V) receives what the cross-entropy saw, unless null.
-  double backward(const Batch& batch, ParamStore& params, double grad_scale, Tensor logits = {});
+  /// After forward() of the same batch. Adds the gradients of grad_scale * sum(nll) to the store, and sum(nll) to what
+  /// take_nll() gives. `logits` (T, V) receives what the cross-entropy saw, unless null.
+  void backward(const Batch& batch, ParamStore& params, double grad_scale, Tensor logits = {});
 
-  /// forward() and the sum of nll, without gradients.
-  double evaluate(const Batch& batch, ParamStore& params, Tensor logits = {});
+  /// forward(), and adds the sum of nll to what take_nll() gives, without gradients.
+  void evaluate(const Batch& batch, ParamStore& params, Tensor logits = {});
+
+  /// The sum of nll since the last call. Waits for the device: call it once a step.
+  double take_nll();
 
   const ModelConfig& config() const { return config_; }
   const std::vector<ParamUnit>& units() const { return units_; }
@@ -54,6 +57,9 @@ class Llama {
 
   Tensor tokens_, targets_, positions_;   // (T) I32
   Tensor token_order_;                    // (T) I32: embedding_order; on CUDA only
+  Tensor loss_rows_;                      // (T) I32, see layers/loss.h
+  int64_t num_targets_ = 0;               // of the current batch
+  Tensor nll_;                            // (1) F64, since take_nll()
   std::vector<Tensor> inv_freq_;          // (r/2) F32, one a rope
   std::vector<int64_t> inv_freq_seqlen_;  // the longest document it was made for; 0 = not yet
   std::vector<double> attention_factor_;  // one a rope

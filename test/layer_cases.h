@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "layers/loss.h"
 #include "layers/rmsnorm.h"
 
 struct RmsNormCase {
@@ -54,4 +55,25 @@ inline constexpr RopeCase kRopeCases[] = {
     {3, 3, 48, 2, 16, false},  {3, 3, 48, 2, 16, true},  {4, 5, 40, 5, 12, false},   {4, 5, 40, 5, 12, true},
     {2, 70, 16, 67, 8, false}, {2, 70, 16, 67, 8, true}, {2, 3, 88, 3, 43, false},   {2, 3, 88, 3, 43, true},
     {1, 2, 528, 2, 264, true}, {3, 2, 8, 0, 4, false},
+};
+
+struct LinearCase {
+  int64_t rows, K, N;
+};
+
+// Single elements, tails of every tile and vector width, sums longer than one block of K.
+inline constexpr LinearCase kLinearCases[] = {
+    {1, 1, 1}, {1, 64, 7}, {5, 3, 17}, {33, 100, 40}, {130, 37, 65}, {7, 1100, 50}, {97, 384, 129},
+};
+
+struct LossCase {
+  int64_t T, C, V;
+  LossShape shape;
+  double masked = 0.5;  ///< share of rows without a target
+};
+
+// One row, one word; tiles that divide, do not divide, and are larger than T; a vocabulary of several blocks.
+inline constexpr LossCase kLossCases[] = {
+    {1, 3, 5, {0, 1}, 0.0}, {7, 4, 1, {0, 2}},    {12, 5, 9, {0, 4}},     {13, 6, 17, {3.0, 4}, 0.0},
+    {9, 8, 33, {2.0, 100}}, {6, 3, 2500, {0, 2}}, {5, 3, 1025, {5.0, 3}},
 };

@@ -171,6 +171,15 @@ __device__ __forceinline__ T warp_sum(T value) {
   return value;
 }
 
+/// Maximum over the 32 lanes of a warp; all of them call it. NaN is passed over.
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(kFullWarp, value, distance));
+  }
+  return value;
+}
+
 /// Sum over the kThreads threads of a one-dimensional block; all of them call it.
 template <int kThreads, class T>
 __device__ __forceinline__ T block_sum(T value) {
@@ -182,6 +191,21 @@ __device__ __forceinline__ T block_sum(T value) {
   if (lane == 0) of_warp[threadIdx.x / kWarpSize] = value;
   __syncthreads();
   value = warp_sum(lane < kWarps ? of_warp[lane] : T(0));
+  __syncthreads();  // of_warp is free for the next call
+  return value;
+}
+
+/// Maximum over the kThreads threads of a one-dimensional block; all of them call it. NaN is passed over.
+template <int kThreads>
+__device__ __forceinline__ float block_max(float value) {
+  constexpr int kWarps = kThreads / kWarpSize;
+  static_assert(kThreads % kWarpSize == 0 && kWarps <= kWarpSize);
+  __shared__ float of_warp[kWarps];
+  const int lane = threadIdx.x % kWarpSize;
+  value = warp_max(value);
+  if (lane == 0) of_warp[threadIdx.x / kWarpSize] = value;
+  __syncthreads();
+  value = warp_max(of_warp[lane % kWarps]);
   __syncthreads();  // of_warp is free for the next call
   return value;
 }

@@ -16,6 +16,7 @@ Device Device::cuda(int ordinal) {
     device.stream_ = cuda_open(ordinal);
     device.workspace_ = cuda_allocate(kWorkspaceBytes);
     device.uploads_ = cuda_open_uploads();
+    device.blas_ = cuda_open_blas();
     return device;
   } else {
     fail(
@@ -30,10 +31,12 @@ Device::Device(Device&& other) noexcept
       ordinal_(other.ordinal_),
       stream_(std::exchange(other.stream_, nullptr)),
       workspace_(std::exchange(other.workspace_, nullptr)),
-      uploads_(std::exchange(other.uploads_, nullptr)) {}
+      uploads_(std::exchange(other.uploads_, nullptr)),
+      blas_(std::exchange(other.blas_, nullptr)) {}
 
 Device::~Device() {
   if constexpr (kHasCuda) {
+    if (blas_) cuda_close_blas(blas_);
     if (workspace_) cuda_deallocate(workspace_);
     if (uploads_) cuda_close_uploads(uploads_);
     if (stream_) cuda_close(stream_);
@@ -131,6 +134,11 @@ void* Device::workspace(size_t size_bytes) {
   CHECK(workspace_, "device {} has no workspace", name());
   CHECK(padded <= kWorkspaceBytes, "an op needs {} bytes of workspace, the device has {}", size_bytes, kWorkspaceBytes);
   return static_cast<char*>(workspace_) + (kWorkspaceBytes - padded);
+}
+
+Blas& Device::blas() {
+  CHECK(blas_, "device {} has no cuBLASLt", name());
+  return *blas_;
 }
 
 int cuda_device_count() {

@@ -14,6 +14,8 @@ inline constexpr bool kHasCuda = false;
 
 enum class DeviceKind { Cpu, Cuda };
 
+struct Blas;  // blas.cu
+
 class Device {
  public:
   static Device cpu() { return Device(DeviceKind::Cpu, 0); }
@@ -58,6 +60,9 @@ class Device {
   void* workspace(size_t size_bytes);
   static constexpr size_t kWorkspaceBytes = size_t{64} << 20;
 
+  /// CUDA only: cuBLASLt with what it has chosen so far; for blas.cu.
+  Blas& blas();
+
  private:
   Device(DeviceKind kind, int ordinal) : kind_(kind), ordinal_(ordinal) {}
 
@@ -66,6 +71,7 @@ class Device {
   void* stream_ = nullptr;
   void* workspace_ = nullptr;
   void* uploads_ = nullptr;
+  Blas* blas_ = nullptr;
 };
 
 /// CUDA devices that this process can use: 0 when built with CUDA=0, without a driver, or without a GPU.

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <string>
 
+struct Blas;
+
 int cuda_count_devices();
 void* cuda_open(int ordinal);  ///< selects the device, returns its compute stream
 void cuda_close(void* stream) noexcept;
@@ -20,3 +22,6 @@ void* cuda_open_uploads();
 void cuda_close_uploads(void* uploads) noexcept;
 /// Queues a copy of `from`, which is free when the call returns.
 void cuda_upload(void* uploads, void* to, const void* from, size_t size_bytes, void* stream);
+// blas.cu
+Blas* cuda_open_blas();  ///< of the selected device
+void cuda_close_blas(Blas* blas) noexcept;

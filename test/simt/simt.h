@@ -15,9 +15,10 @@ constexpr uint64_t kSimtAscending = 0, kSimtDescending = 1;
 
 struct SimtOptions {
   uint64_t schedule = kSimtAscending;
-  uint64_t streams = 0;    ///< 0: work is done when it is queued; else the seed of a late, random, legal order
-  double watchdog_s = 60;  ///< a launch that takes longer is ended
-  int max_reports = 8;     ///< of one launch; the rest are counted
+  uint64_t streams = 0;        ///< 0: work is done when it is queued; else the seed of a late, random, legal order
+  double watchdog_s = 60;      ///< a launch that takes longer is ended
+  int max_reports = 8;         ///< of one launch; the rest are counted
+  bool blas_adds_bias = true;  ///< cuBLASLt has algorithms that add a bias
 };
 SimtOptions& simt_options();
 

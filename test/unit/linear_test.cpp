@@ -2,16 +2,12 @@
 
 #include <omp.h>
 
+#include "test/layer_cases.h"
 #include "test/testing.h"
 
 namespace {
 
-struct Case {
-  int64_t rows, K, N;
-};
-
-// Single elements, tails of every tile and vector width, sums longer than one block of K.
-const Case kCases[] = {{1, 1, 1}, {1, 64, 7}, {5, 3, 17}, {33, 100, 40}, {130, 37, 65}, {7, 1100, 50}, {97, 384, 129}};
+using Case = LinearCase;
 
 struct Problem {
   HostTensor x, w, b, dy, y, dx, dw, db;
@@ -41,7 +37,7 @@ struct Problem {
 };
 
 TEST(Linear, gradients_equal_central_differences) {
-  for (const Case& c : kCases) {
+  for (const Case& c : kLinearCases) {
     Problem p(c, DType::F64);
     p.backward();
     const auto loss = [&] {
@@ -55,7 +51,7 @@ TEST(Linear, gradients_equal_central_differences) {
 }
 
 TEST(Linear, fp32_is_within_rounding_of_fp64) {
-  for (const Case& c : kCases) {
+  for (const Case& c : kLinearCases) {
     Problem low(c, DType::F32), exact(c, DType::F64);
     exact.x = low.x.to(DType::F64), exact.w = low.w.to(DType::F64);
     exact.b = low.b.to(DType::F64), exact.dy = low.dy.to(DType::F64);
@@ -70,7 +66,7 @@ TEST(Linear, fp32_is_within_rounding_of_fp64) {
 }
 
 TEST(Linear, accumulate_adds_to_y_and_the_plain_form_ignores_what_y_held) {
-  for (const Case& c : kCases) {
+  for (const Case& c : kLinearCases) {
     Problem p(c, DType::F64), sum(c, DType::F64);
     p.y.fill(1e300);
     p.forward();

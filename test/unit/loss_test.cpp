@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "test/layer_cases.h"
 #include "test/testing.h"
 
 namespace {
@@ -9,15 +10,7 @@ namespace {
 constexpr int32_t kNoTarget = -100;
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-struct Case {
-  int64_t T, C, V;
-  LossShape shape;
-  double masked = 0.5;  ///< share of rows without a target
-};
-
-// One row, one word; tiles that divide, do not divide, and are larger than T; a vocabulary of several blocks.
-const Case kCases[] = {{1, 3, 5, {0, 1}, 0.0}, {7, 4, 1, {0, 2}},    {12, 5, 9, {0, 4}},    {13, 6, 17, {3.0, 4}, 0.0},
-                       {9, 8, 33, {2.0, 100}}, {6, 3, 2500, {0, 2}}, {5, 3, 1025, {5.0, 3}}};
+using Case = LossCase;
 
 struct Problem {
   Case c;
@@ -43,18 +36,32 @@ struct Problem {
     }
   }
   bool has_target(int64_t t) const { return targets.get(t) != kNoTarget; }
-  double forward() {
-    Device device = Device::cpu();
-    return loss_forward(device, x, w, targets, c.shape, workspace);
+  double forward(Tensor logits_out = {}) {
+    return run([&](Device& device, Tensor nll, const LossRows& rows) {
+      loss_forward(device, nll, x, w, targets, rows, c.shape, workspace, logits_out);
+    });
   }
-  double forward_with_logits() {
-    Device device = Device::cpu();
-    return loss_forward(device, x, w, targets, c.shape, workspace, logits);
-  }
+  double forward_with_logits() { return forward(logits); }
   double forward_backward(bool with_logits = false) {
+    return forward_backward_into(dx, with_logits ? logits.view() : Tensor{});
+  }
+  double forward_backward_into(Tensor dx_out, Tensor logits_out = {}) {
+    return run([&](Device& device, Tensor nll, const LossRows& rows) {
+      loss_forward_backward(device, nll, dx_out, dw, x, w, targets, rows, grad_scale, c.shape, workspace, logits_out);
+    });
+  }
+  /// What `op` adds to nll.
+  template <class Op>
+  double run(Op&& op) {
     Device device = Device::cpu();
-    return loss_forward_backward(device, dx, dw, x, w, targets, grad_scale, c.shape, workspace,
-                                 with_logits ? logits.view() : Tensor{});
+    HostTensor rows(DType::I32, {c.T}, "rows"), nll(DType::F64, {1}, "nll");
+    nll.set(0, 0);
+    LossRows order{rows, 0};
+    const int32_t* t = targets.as<int32_t>();
+    const std::vector<int32_t> sorted = loss_rows({t, static_cast<size_t>(c.T)}, c.V, order.num_targets);
+    std::copy(sorted.begin(), sorted.end(), rows.as<int32_t>());
+    op(device, nll, order);
+    return nll.get(0);
   }
   /// The logits that the cross-entropy sees, in fp64.
   double logit(int64_t t, int64_t v) const {
@@ -70,7 +77,7 @@ struct Problem {
 };
 
 TEST(Loss, gradients_equal_central_differences) {
-  for (const Case& c : kCases) {
+  for (const Case& c : kLossCases) {
     Problem p(c, DType::F64);
     p.forward_backward();
     const auto loss = [&] { return p.grad_scale * p.forward(); };
@@ -97,7 +104,7 @@ TEST(Loss, loss_and_gradients_equal_torch) {
 }
 
 TEST(Loss, loss_is_the_sum_of_negative_log_likelihoods) {
-  for (const Case& c : kCases) {
+  for (const Case& c : kLossCases) {
     Problem p(c, DType::F64);
     double expected = 0;
     for (int64_t t = 0; t < c.T; t++) expected += p.has_target(t) ? p.nll(t) : 0.0;
@@ -107,7 +114,7 @@ TEST(Loss, loss_is_the_sum_of_negative_log_likelihoods) {
 }
 
 TEST(Loss, fp32_is_within_rounding_of_fp64) {
-  for (const Case& c : kCases) {
+  for (const Case& c : kLossCases) {
     Problem low(c, DType::F32), exact(c, DType::F64);
     exact.x = low.x.to(DType::F64), exact.w = low.w.to(DType::F64);
     const double loss = low.forward_backward(), exact_loss = exact.forward_backward();
@@ -162,6 +169,25 @@ TEST(Loss, without_any_target_everything_is_zero) {
   EXPECT_EQ(p.forward_with_logits(), 0.0);
 }
 
+TEST(Loss, rows_are_those_with_a_target_then_those_without) {
+  int64_t num_targets = -1;
+  EXPECT_EQ(loss_rows(std::vector<int32_t>{kNoTarget, 3, 0, kNoTarget, 1}, 4, num_targets),
+            (std::vector<int32_t>{1, 2, 4, 0, 3}));
+  EXPECT_EQ(num_targets, 3);
+  EXPECT_TRUE(loss_rows({}, 4, num_targets).empty());
+  EXPECT_EQ(num_targets, 0);
+}
+
+TEST(Loss, nll_is_added_to_what_is_there) {
+  Problem p({12, 5, 9, {0, 4}}, DType::F32);
+  const double alone = p.forward();
+  p.run([&](Device& device, Tensor nll, const LossRows& rows) {
+    *nll.as<double>() = 3.5;
+    loss_forward(device, nll, p.x, p.w, p.targets, rows, p.c.shape, p.workspace);
+    EXPECT_EQ(*nll.as<double>(), 3.5 + alone);
+  });
+}
+
 TEST(Loss, weight_gradient_accumulates) {
   Problem once({12, 5, 9, {0, 4}}, DType::F64), twice({12, 5, 9, {0, 4}}, DType::F64);
   once.forward_backward();
@@ -171,17 +197,14 @@ TEST(Loss, weight_gradient_accumulates) {
 }
 
 TEST(Loss, logits_are_what_the_cross_entropy_saw_and_change_no_bit) {
-  for (const Case& c : kCases) {
+  for (const Case& c : kLossCases) {
     for (const bool in_place : {false, true}) {
       Problem plain(c, DType::F64), with_logits(c, DType::F64);
       HostTensor expected(DType::F64, {c.T, c.V});
       for (int64_t i = 0; i < expected.numel(); i++) expected.set(i, plain.logit(i / c.V, i % c.V));
       const double loss = plain.forward_backward();
-      Device device = Device::cpu();
       HostTensor& dx = in_place ? with_logits.x : with_logits.dx;
-      EXPECT_EQ(loss_forward_backward(device, dx, with_logits.dw, with_logits.x, with_logits.w, with_logits.targets,
-                                      with_logits.grad_scale, c.shape, with_logits.workspace, with_logits.logits),
-                loss);
+      EXPECT_EQ(with_logits.forward_backward_into(dx, with_logits.logits), loss);
       EXPECT_TRUE(dx.bit_equal(plain.dx)) << c.T << "x" << c.V << (in_place ? " in place" : "");
       EXPECT_TRUE(with_logits.dw.bit_equal(plain.dw));
       EXPECT_LE(relative_l2(with_logits.logits, expected), 1e-13);
@@ -190,13 +213,10 @@ TEST(Loss, logits_are_what_the_cross_entropy_saw_and_change_no_bit) {
 }
 
 TEST(Loss, dx_may_alias_x) {
-  for (const Case& c : kCases) {
+  for (const Case& c : kLossCases) {
     Problem apart(c, DType::F32), in_place(c, DType::F32);
-    Device device = Device::cpu();
     const double loss = apart.forward_backward();
-    EXPECT_EQ(loss_forward_backward(device, in_place.x, in_place.dw, in_place.x, in_place.w, in_place.targets,
-                                    in_place.grad_scale, c.shape, in_place.workspace),
-              loss);
+    EXPECT_EQ(in_place.forward_backward_into(in_place.x), loss);
     EXPECT_TRUE(in_place.x.bit_equal(apart.dx));
     EXPECT_TRUE(in_place.dw.bit_equal(apart.dw));
   }
@@ -259,8 +279,10 @@ TEST(Loss, workspace_holds_one_tile_whatever_the_number_of_tokens) {
   const LossShape shape{0, 256};
   const size_t tile = loss_workspace_bytes(shape, DType::F32, 256, 64, 32000);
   EXPECT_GE(tile, size_t{256} * 32000 * 4);
-  EXPECT_EQ(loss_workspace_bytes(shape, DType::F32, 256 + 8192, 64, 32000) - tile, size_t{8192} * 16);
+  EXPECT_EQ(loss_workspace_bytes(shape, DType::F32, 256 + 8192, 64, 32000) - tile, size_t{8192} * 8);
   EXPECT_LT(loss_workspace_bytes(shape, DType::F32, 16, 64, 32000), tile / 15);
+  const size_t in_bf16 = loss_workspace_bytes(shape, DType::BF16, 256, 64, 32000);  // the logits stay fp32
+  EXPECT_EQ(in_bf16 - tile, size_t{256} * 32000 * 2 - 2 * size_t{256} * 64 * 2);
 }
 
 TEST(Loss, contract_violations_are_named) {
@@ -274,18 +296,27 @@ TEST(Loss, contract_violations_are_named) {
   }
   p.targets.set(2, 0);
   HostTensor small(DType::U8, {100}, "small"), w(DType::F32, {8, 4}, "w"), logits(DType::F32, {6, 7}, "logits");
-  EXPECT_EQ(error_of([&] { loss_forward(device, p.x, p.w, p.targets, p.c.shape, small); }),
+  const auto error = [&](ConstTensor weight, const LossShape& shape, Tensor workspace, Tensor logits_out = {}) {
+    return error_of([&] {
+      p.run([&](Device& device, Tensor nll, const LossRows& rows) {
+        loss_forward(device, nll, p.x, weight, p.targets, rows, shape, workspace, logits_out);
+      });
+    });
+  };
+  EXPECT_EQ(error(p.w, p.c.shape, small),
             fmt::format("loss_forward: workspace ('small') has 100 bytes, 6 tokens in tiles of 4 need {} "
                         "(loss_workspace_bytes)",
                         p.workspace.numel()));
-  EXPECT_EQ(error_of([&] { loss_forward(device, p.x, w, p.targets, p.c.shape, p.workspace); }),
-            "loss_forward: w ('w') is F32 (8, 4), expected F32 (8, 3)");
-  EXPECT_EQ(error_of([&] { loss_forward(device, p.x, p.w, p.targets, p.c.shape, p.workspace, logits); }),
+  EXPECT_EQ(error(w, p.c.shape, p.workspace), "loss_forward: w ('w') is F32 (8, 4), expected F32 (8, 3)");
+  EXPECT_EQ(error(p.w, p.c.shape, p.workspace, logits),
             "loss_forward: logits ('logits') is F32 (6, 7), expected F32 (6, 8)");
+  EXPECT_EQ(error(p.w, {0, 0}, p.workspace), "loss_forward: tile_tokens 0 must be positive");
   EXPECT_EQ(error_of([&] {
-              loss_forward(device, p.x, p.w, p.targets, {0, 0}, p.workspace);
+              p.run([&](Device& device, Tensor nll, const LossRows& rows) {
+                loss_forward(device, nll, p.x, p.w, p.targets, {rows.rows, 7}, p.c.shape, p.workspace);
+              });
             }),
-            "loss_forward: tile_tokens 0 must be positive");
+            "loss_forward: 7 of 6 rows have a target");
 }
 
 }  // namespace
