@@ -7,6 +7,7 @@
 #pragma once
 
 #include "comm/communicator.h"
+#include "layers/core/device.h"
 
 /// Sizes; dp_shard follows from the others.
 struct MeshShape {
