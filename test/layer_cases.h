@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "layers/qk_norm.h"
 #include "layers/rmsnorm.h"
 
 struct RmsNormCase {
@@ -40,4 +41,22 @@ inline constexpr RopeCase kRopeCases[] = {
     {3, 3, 48, 2, 16, false},  {3, 3, 48, 2, 16, true},  {4, 5, 40, 5, 12, false},   {4, 5, 40, 5, 12, true},
     {2, 70, 16, 67, 8, false}, {2, 70, 16, 67, 8, true}, {2, 3, 88, 3, 43, false},   {2, 3, 88, 3, 43, true},
     {1, 2, 528, 2, 264, true}, {3, 2, 8, 0, 4, false},
+};
+
+struct QkNormCase {
+  int64_t T;
+  QkNormShape shape;
+  NormKind kind;
+};
+
+// One token; heads that share kv heads; tails of every vector width; more tokens than partial sums on either device; on
+// CUDA, whole packs, more norms than teams, heads longer than a warp takes at once, norms that a block shares: with a
+// tail, odd, and too long for shared memory.
+inline constexpr QkNormCase kQkNormCases[] = {
+    {1, {1, 1, 2, true}, NormKind::Plain},        {5, {4, 2, 7, true}, NormKind::OnePlus},
+    {5, {4, 2, 7, false}, NormKind::LateCast},    {33, {6, 3, 20, true}, NormKind::Plain},
+    {40, {3, 1, 33, false}, NormKind::Plain},     {1100, {2, 1, 4, false}, NormKind::OnePlus},
+    {3, {8, 3, 264, true}, NormKind::LateCast},   {7, {16, 4, 72, false}, NormKind::LateCast},
+    {3, {5, 1, 211, false}, NormKind::OnePlus},   {2, {1, 1, 1032, true}, NormKind::Plain},
+    {2, {24, 16, 640, false}, NormKind::OnePlus},
 };
