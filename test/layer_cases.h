@@ -5,6 +5,7 @@
 
 #include "layers/qk_norm.h"
 #include "layers/rmsnorm.h"
+#include "layers/ulysses.h"
 
 struct RmsNormCase {
   int64_t rows, C;
@@ -59,4 +60,16 @@ inline constexpr QkNormCase kQkNormCases[] = {
     {3, {8, 3, 264, true}, NormKind::LateCast},   {7, {16, 4, 72, false}, NormKind::LateCast},
     {3, {5, 1, 211, false}, NormKind::OnePlus},   {2, {1, 1, 1032, true}, NormKind::Plain},
     {2, {24, 16, 640, false}, NormKind::OnePlus},
+};
+
+struct UlyssesCase {
+  int64_t Ts;
+  UlyssesShape shape;
+};
+
+// As many kv heads as query heads; parts that share a kv head, two and eight of them; three parts; one part; on CUDA,
+// whole packs, with and without sharing, one token, and parts longer than a block takes at once.
+inline constexpr UlyssesCase kUlyssesCases[] = {
+    {70, {8, 8, 3, 2}}, {70, {8, 2, 3, 4}}, {70, {6, 3, 2, 3}},  {70, {8, 1, 1, 8}},   {70, {4, 4, 5, 1}},
+    {5, {8, 4, 8, 2}},  {5, {8, 2, 24, 8}}, {1, {12, 4, 16, 4}}, {2, {40, 8, 136, 2}},
 };
