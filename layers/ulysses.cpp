@@ -9,19 +9,6 @@ namespace {
 
 constexpr int64_t kGrain = 64;  // tokens
 
-/// A run of heads that a part and the whole have in common: [part_head, +count) is [head, +count) of qkv.
-struct HeadRun {
-  int64_t part_head, head, count;
-};
-struct HeadRuns {
-  HeadRun q, k, v;
-};
-
-HeadRuns runs_of(const UlyssesShape& s, int64_t part) {
-  const int64_t q = s.part_heads(), kv = s.part_kv_heads(), first_kv = s.first_kv_head(part);
-  return {{0, part * q, q}, {q, s.num_heads + first_kv, kv}, {q + kv, s.num_heads + s.num_kv_heads + first_kv, kv}};
-}
-
 template <class T>
 void pack_qkv_cpu(T* sent, const T* qkv, int64_t Ts, const UlyssesShape& s) {
   const int64_t D = s.head_dim, H = s.num_heads + 2 * s.num_kv_heads, h = s.part_qkv_heads();
@@ -30,8 +17,8 @@ void pack_qkv_cpu(T* sent, const T* qkv, int64_t Ts, const UlyssesShape& s) {
       const T* from = qkv + t * H * D;
       for (int64_t part = 0; part < s.parts; part++) {
         T* to = sent + (part * Ts + t) * h * D;
-        const HeadRuns runs = runs_of(s, part);
-        for (const HeadRun& run : {runs.q, runs.k, runs.v}) {
+        const UlyssesShape::HeadRuns runs = s.runs(part);
+        for (const UlyssesShape::HeadRun& run : {runs.q, runs.k, runs.v}) {
           std::copy_n(from + run.head * D, run.count * D, to + run.part_head * D);
         }
       }
@@ -42,16 +29,15 @@ void pack_qkv_cpu(T* sent, const T* qkv, int64_t Ts, const UlyssesShape& s) {
 template <class T>
 void unpack_dqkv_cpu(T* dqkv, const T* received, int64_t Ts, const UlyssesShape& s) {
   const int64_t D = s.head_dim, H = s.num_heads + 2 * s.num_kv_heads, h = s.part_qkv_heads();
-  const int64_t sharers = std::max<int64_t>(1, s.parts / s.num_kv_heads);
   parallel_for(Ts, kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; t++) {
       T* to = dqkv + t * H * D;
       for (int64_t part = 0; part < s.parts; part++) {
         const T* from = received + (part * Ts + t) * h * D;
-        const HeadRuns runs = runs_of(s, part);
+        const UlyssesShape::HeadRuns runs = s.runs(part);
         std::copy_n(from, runs.q.count * D, to + runs.q.head * D);
-        const bool is_first = part % sharers == 0;
-        for (const HeadRun& run : {runs.k, runs.v}) {
+        const bool is_first = part % s.sharers() == 0;
+        for (const UlyssesShape::HeadRun& run : {runs.k, runs.v}) {
           const T* part_from = from + run.part_head * D;
           T* part_to = to + run.head * D;
           for (int64_t i = 0; i < run.count * D; i++) part_to[i] = is_first ? part_from[i] : part_to[i] + part_from[i];
@@ -108,28 +94,36 @@ void check_heads(ConstTensor heads, ConstTensor parts, const UlyssesShape& s, co
 
 void ulysses_pack_qkv(Device& device, Tensor sent, ConstTensor qkv, const UlyssesShape& shape) {
   check_qkv(qkv, sent, shape, "ulysses_pack_qkv");
-  require_cpu(device, "ulysses_pack_qkv");
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return ulysses_pack_qkv_cuda(device, sent, qkv, shape);
+  }
   dispatch_float(qkv.dtype, "ulysses_pack_qkv",
                  [&]<class T>(T) { pack_qkv_cpu(sent.as<T>(), qkv.as<T>(), qkv.shape[0], shape); });
 }
 
 void ulysses_unpack_dqkv(Device& device, Tensor dqkv, ConstTensor received, const UlyssesShape& shape) {
   check_qkv(dqkv, received, shape, "ulysses_unpack_dqkv");
-  require_cpu(device, "ulysses_unpack_dqkv");
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return ulysses_unpack_dqkv_cuda(device, dqkv, received, shape);
+  }
   dispatch_float(dqkv.dtype, "ulysses_unpack_dqkv",
                  [&]<class T>(T) { unpack_dqkv_cpu(dqkv.as<T>(), received.as<T>(), dqkv.shape[0], shape); });
 }
 
 void ulysses_unpack_heads(Device& device, Tensor o, ConstTensor received, const UlyssesShape& shape) {
   check_heads(o, received, shape, "ulysses_unpack_heads");
-  require_cpu(device, "ulysses_unpack_heads");
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return ulysses_unpack_heads_cuda(device, o, received, shape);
+  }
   dispatch_float(o.dtype, "ulysses_unpack_heads",
                  [&]<class T>(T) { unpack_heads_cpu(o.as<T>(), received.as<T>(), o.shape[0], shape); });
 }
 
 void ulysses_pack_heads(Device& device, Tensor sent, ConstTensor d_o, const UlyssesShape& shape) {
   check_heads(d_o, sent, shape, "ulysses_pack_heads");
-  require_cpu(device, "ulysses_pack_heads");
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return ulysses_pack_heads_cuda(device, sent, d_o, shape);
+  }
   dispatch_float(d_o.dtype, "ulysses_pack_heads",
                  [&]<class T>(T) { pack_heads_cpu(sent.as<T>(), d_o.as<T>(), d_o.shape[0], shape); });
 }

@@ -4,7 +4,9 @@
 #include <cstdint>
 
 #include "layers/loss.h"
+#include "layers/qk_norm.h"
 #include "layers/rmsnorm.h"
+#include "layers/ulysses.h"
 
 struct RmsNormCase {
   int64_t rows, C;
@@ -76,4 +78,34 @@ struct LossCase {
 inline constexpr LossCase kLossCases[] = {
     {1, 3, 5, {0, 1}, 0.0}, {7, 4, 1, {0, 2}},    {12, 5, 9, {0, 4}},     {13, 6, 17, {3.0, 4}, 0.0},
     {9, 8, 33, {2.0, 100}}, {6, 3, 2500, {0, 2}}, {5, 3, 1025, {5.0, 3}},
+};
+
+struct QkNormCase {
+  int64_t T;
+  QkNormShape shape;
+  NormKind kind;
+};
+
+// One token; heads that share kv heads; tails of every vector width; more tokens than partial sums on either device; on
+// CUDA, whole packs, more norms than teams, heads longer than a warp takes at once, norms that a block shares: with a
+// tail, odd, and too long for shared memory.
+inline constexpr QkNormCase kQkNormCases[] = {
+    {1, {1, 1, 2, true}, NormKind::Plain},        {5, {4, 2, 7, true}, NormKind::OnePlus},
+    {5, {4, 2, 7, false}, NormKind::LateCast},    {33, {6, 3, 20, true}, NormKind::Plain},
+    {40, {3, 1, 33, false}, NormKind::Plain},     {1100, {2, 1, 4, false}, NormKind::OnePlus},
+    {3, {8, 3, 264, true}, NormKind::LateCast},   {7, {16, 4, 72, false}, NormKind::LateCast},
+    {3, {5, 1, 211, false}, NormKind::OnePlus},   {2, {1, 1, 1032, true}, NormKind::Plain},
+    {2, {24, 16, 640, false}, NormKind::OnePlus},
+};
+
+struct UlyssesCase {
+  int64_t Ts;
+  UlyssesShape shape;
+};
+
+// As many kv heads as query heads; parts that share a kv head, two and eight of them; three parts; one part; on CUDA,
+// whole packs, with and without sharing, one token, and parts longer than a block takes at once.
+inline constexpr UlyssesCase kUlyssesCases[] = {
+    {70, {8, 8, 3, 2}}, {70, {8, 2, 3, 4}}, {70, {6, 3, 2, 3}},  {70, {8, 1, 1, 8}},   {70, {4, 4, 5, 1}},
+    {5, {8, 4, 8, 2}},  {5, {8, 2, 24, 8}}, {1, {12, 4, 16, 4}}, {2, {40, 8, 136, 2}},
 };

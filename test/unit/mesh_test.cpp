@@ -9,6 +9,7 @@
 #include "data/deal.h"
 #include "layers/reduce.h"
 #include "layers/ulysses.h"
+#include "test/layer_cases.h"
 #include "test/model_testing.h"
 
 namespace {
@@ -121,8 +122,8 @@ TEST(Ulysses, heads_go_where_their_queries_are) {
 
 TEST(Ulysses, packing_places_every_head_and_unpacking_adds_up_those_that_are_shared) {
   Device device = Device::cpu();
-  for (const UlyssesShape& s : {UlyssesShape{8, 8, 3, 2}, {8, 2, 3, 4}, {6, 3, 2, 3}, {8, 1, 1, 8}, {4, 4, 5, 1}}) {
-    const int64_t Ts = 70, H = s.num_heads + 2 * s.num_kv_heads, h = s.part_qkv_heads(), D = s.head_dim;
+  for (const auto& [Ts, s] : kUlyssesCases) {
+    const int64_t H = s.num_heads + 2 * s.num_kv_heads, h = s.part_qkv_heads(), D = s.head_dim;
     HostTensor qkv(DType::F64, {Ts, H, D}, "qkv"), sent(DType::F64, {s.parts, Ts, h, D}, "sent");
     HostTensor back(DType::F64, {Ts, H, D}, "back"), weights(DType::F64, {s.parts, Ts, h, D}, "weights");
     qkv.fill_normal(1), weights.fill_normal(2);
