@@ -53,6 +53,7 @@ class Llama {
   std::vector<ParamUnit> units_;
 
   Tensor tokens_, targets_, positions_;   // (T) I32
+  Tensor bounds_;                         // (T * sp_size, 2) I32: Documents::bounds; on a CUDA device only
   std::vector<Tensor> inv_freq_;          // (r/2) F32, one a rope
   std::vector<int64_t> inv_freq_seqlen_;  // the longest document it was made for; 0 = not yet
   std::vector<double> attention_factor_;  // one a rope
