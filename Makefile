@@ -112,7 +112,8 @@ SIMT := build/simt
 SIMT_CXX ?= g++
 SIMT_KERNELS := $(filter-out layers/attention_cudnn.cu,$(sort $(wildcard layers/core/*.cu layers/*.cu)))
 SIMT_HOST := $(sort $(wildcard layers/core/*.cpp $(SIMT_KERNELS:.cu=.cpp))) \
-             $(addprefix test/simt/,context.cpp schedule.cpp memory.cpp cuda_api.cpp streams.cpp cublas_lt.cpp grid.cpp describe.cpp)
+             $(addprefix test/simt/,context.cpp schedule.cpp memory.cpp async_copy.cpp tensor_core.cpp cuda_api.cpp streams.cpp \
+               cublas_lt.cpp grid.cpp describe.cpp)
 SIMT_CPPFLAGS := -Itest/simt/include -I. -DTRAIN_GPT_CUDA
 SIMT_CXXFLAGS := -std=c++20 -g -fno-strict-aliasing $(WARN)
 SIMT_FLAGS_plain := -O2

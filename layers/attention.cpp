@@ -534,8 +534,10 @@ struct Backward {
   }
 };
 
-void check_attention(const char* who, const ConstTensor& qkv, const ConstTensor& o, const ConstTensor& lse,
-                     std::span<const int64_t> cu_seqlens, const AttentionShape& s, const ConstTensor& workspace) {
+void check_attention(const Device& device, const char* who, const ConstTensor& qkv, const ConstTensor& o,
+                     const ConstTensor& lse, const Documents& documents, const AttentionShape& s,
+                     const ConstTensor& workspace) {
+  const std::span<const int64_t> cu_seqlens = documents.cu_seqlens;
   CHECK(s.num_kv_heads > 0 && s.num_heads > 0 && s.num_heads % s.num_kv_heads == 0 && s.head_dim > 0,
         "{}: {} query heads of width {} cannot share {} kv heads", who, s.num_heads, s.head_dim, s.num_kv_heads);
   CHECK(s.window >= 0 && s.softcap >= 0, "{}: window {} and softcap {} cannot be negative", who, s.window, s.softcap);
@@ -543,16 +545,17 @@ void check_attention(const char* who, const ConstTensor& qkv, const ConstTensor&
   const int64_t T = qkv.shape[0];
   check_tensor(qkv, who, {T, s.num_heads + 2 * s.num_kv_heads, s.head_dim}, qkv.dtype);
   check_tensor(o, who, {T, s.num_heads, s.head_dim}, qkv.dtype);
-  check_tensor(lse, who, {s.num_heads, T}, qkv.dtype);
+  check_tensor(lse, who, {s.num_heads, T}, accumulator_dtype(qkv.dtype));
   CHECK(!cu_seqlens.empty() && cu_seqlens.front() == 0 && cu_seqlens.back() == T,
         "{}: cu_seqlens must run from 0 to T = {}", who, T);
   for (size_t i = 1; i < cu_seqlens.size(); i++) {
     CHECK(cu_seqlens[i] > cu_seqlens[i - 1], "{}: cu_seqlens[{}] = {} does not exceed cu_seqlens[{}] = {}", who, i,
           cu_seqlens[i], i - 1, cu_seqlens[i - 1]);
   }
-  const size_t needed = attention_workspace_bytes(s, qkv.dtype, T);
-  CHECK(workspace.size_bytes() >= needed, "{}: the workspace ('{}') has {} bytes, {} are needed for {} threads", who,
-        workspace.name, workspace.size_bytes(), needed, num_threads());
+  if (device.is_cuda()) check_tensor(documents.bounds, who, {T, 2}, DType::I32);
+  const size_t needed = attention_workspace_bytes(s, qkv.dtype, T, device.kind());
+  CHECK(workspace.size_bytes() >= needed, "{}: the workspace ('{}') has {} bytes, {} are needed{}", who, workspace.name,
+        workspace.size_bytes(), needed, device.is_cuda() ? "" : fmt::format(" for {} threads", num_threads()));
 }
 
 // The workspace: the progress of all tasks (no document cuts finer than one token), then the threads' scratch.
@@ -578,29 +581,51 @@ void run_tasks(const Call& call, std::span<const int64_t> cu_seqlens, char* scra
 
 }  // namespace
 
-size_t attention_workspace_bytes(const AttentionShape& shape, DType dtype, int64_t T) {
+std::vector<int32_t> document_bounds(std::span<const int64_t> cu_seqlens) {
+  std::vector<int32_t> bounds;
+  for (size_t i = 0; i + 1 < cu_seqlens.size(); i++) {
+    CHECK(cu_seqlens[i + 1] <= std::numeric_limits<int32_t>::max(), "document_bounds: {} tokens do not fit 32 bits",
+          cu_seqlens[i + 1]);
+    for (int64_t t = cu_seqlens[i]; t < cu_seqlens[i + 1]; t++) {
+      bounds.push_back(static_cast<int32_t>(cu_seqlens[i]));
+      bounds.push_back(static_cast<int32_t>(cu_seqlens[i + 1]));
+    }
+  }
+  return bounds;
+}
+
+size_t attention_workspace_bytes(const AttentionShape& shape, DType dtype, int64_t T, DeviceKind kind) {
+  if constexpr (kHasCuda) {
+    if (kind == DeviceKind::Cuda) return attention_workspace_bytes_cuda(shape, T);
+  }
   const Geometry g(shape);
   const int64_t scratch = dtype == DType::F64 ? scratch_bytes<double>(g) : scratch_bytes<float>(g);
   return static_cast<size_t>(progress_bytes(g, T) + num_threads() * scratch) + kAlignment;
 }
 
-void attention_forward(Device& device, Tensor o, Tensor lse, ConstTensor qkv, std::span<const int64_t> cu_seqlens,
+void attention_forward(Device& device, Tensor o, Tensor lse, ConstTensor qkv, const Documents& documents,
                        const AttentionShape& shape, Tensor workspace) {
-  check_attention("attention_forward", qkv, o, lse, cu_seqlens, shape, workspace);
-  require_cpu(device, "attention_forward");
+  check_attention(device, "attention_forward", qkv, o, lse, documents, shape, workspace);
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return attention_forward_cuda(device, o, lse, qkv, documents.bounds, shape);
+  }
   dispatch_float(qkv.dtype, "attention_forward", [&]<class T>(T) {
     const Geometry g(shape);
     const Forward<T> call{g, T(shape.scale), T(shape.softcap), qkv.shape[0], o.as<T>(), lse.as<T>(), qkv.as<T>()};
-    run_tasks<ForwardScratch<T>>(call, cu_seqlens, aligned(workspace.data), scratch_bytes<T>(g));
+    run_tasks<ForwardScratch<T>>(call, documents.cu_seqlens, aligned(workspace.data), scratch_bytes<T>(g));
   });
 }
 
 void attention_backward(Device& device, Tensor dqkv, ConstTensor d_o, ConstTensor qkv, ConstTensor o, ConstTensor lse,
-                        std::span<const int64_t> cu_seqlens, const AttentionShape& shape, Tensor workspace) {
-  check_attention("attention_backward", qkv, o, lse, cu_seqlens, shape, workspace);
+                        const Documents& documents, const AttentionShape& shape, Tensor workspace) {
+  check_attention(device, "attention_backward", qkv, o, lse, documents, shape, workspace);
   check_tensor(dqkv, "attention_backward: dqkv", qkv.shape, qkv.dtype);
   check_tensor(d_o, "attention_backward: do", o.shape, qkv.dtype);
-  require_cpu(device, "attention_backward");
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) {
+      return attention_backward_cuda(device, dqkv, d_o, qkv, o, lse, documents.bounds, shape, workspace);
+    }
+  }
   dispatch_float(qkv.dtype, "attention_backward", [&]<class T>(T) {
     const Geometry g(shape);
     const int64_t num_tokens = qkv.shape[0];
@@ -609,6 +634,6 @@ void attention_backward(Device& device, Tensor dqkv, ConstTensor d_o, ConstTenso
     std::memset(progress, 0, static_cast<size_t>(progress_bytes(g, num_tokens)));
     const Backward<T> call{g,           T(shape.scale), T(shape.softcap), num_tokens,  dqkv.as<T>(),
                            d_o.as<T>(), qkv.as<T>(),    o.as<T>(),        lse.as<T>(), progress};
-    run_tasks<BackwardScratch<T>>(call, cu_seqlens, at + progress_bytes(g, num_tokens), scratch_bytes<T>(g));
+    run_tasks<BackwardScratch<T>>(call, documents.cu_seqlens, at + progress_bytes(g, num_tokens), scratch_bytes<T>(g));
   });
 }

@@ -6,9 +6,11 @@
 //   i sees j: same document, j <= i, and i - j < window when window > 0
 //   o_i = sum_j softmax(s_i)_j v_j;   lse_i = log sum_j exp(s_ij)
 // Query head h reads kv head h / (NH / NKV).
+// CUDA: attention.cu. There the bits of a document depend on where it lies in the batch, and on nothing beside it.
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "layers/core/device.h"
 #include "layers/core/tensor.h"
@@ -20,15 +22,30 @@ struct AttentionShape {
   int64_t window = 0;  ///< 0 = all
 };
 
-/// Bytes of scratch that a call needs for T tokens, however they are cut into documents: one buffer for all threads
-/// (as many as OpenMP gives now), passed by the caller so that nothing is allocated in the loop.
-size_t attention_workspace_bytes(const AttentionShape& shape, DType dtype, int64_t T);
+/// How T tokens are cut into N documents.
+struct Documents {
+  std::span<const int64_t> cu_seqlens;  ///< host, N + 1 entries, 0 .. T, increasing
+  ConstTensor bounds;                   ///< (T, 2) I32, document_bounds() in the device's memory; null on the CPU
+};
+
+/// (T, 2): for each token the first token of its document, and the token after its last.
+std::vector<int32_t> document_bounds(std::span<const int64_t> cu_seqlens);
+
+/// Bytes of scratch that a call needs for T tokens, however they are cut into documents, passed by the caller so that
+/// nothing is allocated in the loop. On the CPU one buffer for all threads (as many as OpenMP gives now).
+size_t attention_workspace_bytes(const AttentionShape& shape, DType dtype, int64_t T, DeviceKind kind);
 
 /// o (T, NH, HD), lse (NH, T) F32 (F64 for F64) <- qkv (T, NH + 2 NKV, HD): q heads, k heads, v heads.
-/// cu_seqlens: host, N + 1 entries, 0 .. T, increasing.
-void attention_forward(Device& device, Tensor o, Tensor lse, ConstTensor qkv, std::span<const int64_t> cu_seqlens,
+void attention_forward(Device& device, Tensor o, Tensor lse, ConstTensor qkv, const Documents& documents,
                        const AttentionShape& shape, Tensor workspace);
 
 /// dqkv (T, NH + 2 NKV, HD) = gradient of qkv <- do (T, NH, HD) and what the forward had.
 void attention_backward(Device& device, Tensor dqkv, ConstTensor d_o, ConstTensor qkv, ConstTensor o, ConstTensor lse,
-                        std::span<const int64_t> cu_seqlens, const AttentionShape& shape, Tensor workspace);
+                        const Documents& documents, const AttentionShape& shape, Tensor workspace);
+
+// CUDA kernels (attention.cu); called by the front doors above after the contract is checked.
+size_t attention_workspace_bytes_cuda(const AttentionShape& shape, int64_t T);
+void attention_forward_cuda(Device& device, Tensor o, Tensor lse, ConstTensor qkv, ConstTensor bounds,
+                            const AttentionShape& shape);
+void attention_backward_cuda(Device& device, Tensor dqkv, ConstTensor d_o, ConstTensor qkv, ConstTensor o,
+                             ConstTensor lse, ConstTensor bounds, const AttentionShape& shape, Tensor workspace);

@@ -129,11 +129,13 @@ BlockActivations place_block_activations(Arena& arena, const ModelConfig& c, DTy
   return a;
 }
 
-BlockScratch place_block_scratch(Arena& arena, const ModelConfig& c, DType dtype, int64_t T, int64_t P) {
+BlockScratch place_block_scratch(Arena& arena, const ModelConfig& c, DType dtype, int64_t T, int64_t P,
+                                 DeviceKind kind) {
   const UlyssesShape heads = ulysses_shape(c, P);
   size_t attention_bytes = 0;
   for (int layer = 0; layer < c.num_layers; layer++) {
-    attention_bytes = std::max(attention_bytes, attention_workspace_bytes(attention_shape(c, layer, P), dtype, T * P));
+    attention_bytes =
+        std::max(attention_bytes, attention_workspace_bytes(attention_shape(c, layer, P), dtype, T * P, kind));
   }
   BlockScratch s;
   s.branch = arena.place(dtype, {T, c.hidden_size}, "branch");
@@ -175,7 +177,7 @@ void block_forward(Device& device, const ModelConfig& c, int layer, Tensor out, 
                  interleaved(c.ropes[static_cast<size_t>(lc.rope)]));
   }
   if (in.ulysses) in.ulysses->scatter_heads(device, a.qkv, qkv);
-  attention_forward(device, a.attn, a.lse, a.qkv, in.cu_seqlens, attention_shape(c, layer, in.parts()),
+  attention_forward(device, a.attn, a.lse, a.qkv, in.documents, attention_shape(c, layer, in.parts()),
                     s.attention_workspace);
   if (in.ulysses) in.ulysses->gather_heads(device, a.attn_mine, a.attn);
   const Tensor attn_out = p.attn_out_norm ? a.attn_out : s.branch;
@@ -234,7 +236,7 @@ void block_backward(Device& device, const ModelConfig& c, int layer, Tensor dh, 
   linear_backward(device, s.d_attn.reshaped({T, c.q_dim()}), g.o, g.o_bias, d_attn_out,
                   a.attn_mine.reshaped({T, c.q_dim()}), p.o);
   if (in.ulysses) in.ulysses->gather_heads_backward(device, s.d_attn_all, s.d_attn);
-  attention_backward(device, s.dqkv_all, s.d_attn_all, a.qkv, a.attn, a.lse, in.cu_seqlens,
+  attention_backward(device, s.dqkv_all, s.d_attn_all, a.qkv, a.attn, a.lse, in.documents,
                      attention_shape(c, layer, in.parts()), s.attention_workspace);
   if (in.ulysses) in.ulysses->scatter_heads_backward(device, s.dqkv, s.dqkv_all);
   if (lc.rope >= 0) {

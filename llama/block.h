@@ -57,13 +57,14 @@ struct BlockScratch {
 UlyssesShape ulysses_shape(const ModelConfig& config, int64_t P);
 
 BlockActivations place_block_activations(Arena& arena, const ModelConfig& config, DType dtype, int64_t T, int64_t P);
-BlockScratch place_block_scratch(Arena& arena, const ModelConfig& config, DType dtype, int64_t T, int64_t P);
+BlockScratch place_block_scratch(Arena& arena, const ModelConfig& config, DType dtype, int64_t T, int64_t P,
+                                 DeviceKind kind);
 
 /// What the batch brings to every block.
 struct BlockInputs {
   int64_t T = 0;
-  std::span<const int64_t> cu_seqlens;  ///< host; of all tokens
-  Ulysses* ulysses = nullptr;           ///< null: P = 1
+  Documents documents;         ///< of all tokens
+  Ulysses* ulysses = nullptr;  ///< null: P = 1
   struct Rope {
     Tensor cos, sin;  // (T, r/2)
   };

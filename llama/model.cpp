@@ -30,6 +30,7 @@ Llama::Llama(Arena& arena, const ModelConfig& config, const ModelOptions& option
   if (device.is_cuda()) token_order_ = arena.place(DType::I32, {T}, "token order");
   loss_rows_ = arena.place(DType::I32, {T}, "loss rows");
   nll_ = arena.place(DType::F64, {1}, "nll");
+  if (device.is_cuda()) bounds_ = arena.place(DType::I32, {T * options.sp_size, 2}, "document bounds");
   for (const RopeConfig& rope : config.ropes) {
     const int64_t half = rope.rotary_dim / 2;
     inv_freq_.push_back(arena.place(DType::F32, {half}, "inv_freq"));
@@ -52,7 +53,7 @@ Llama::Llama(Arena& arena, const ModelConfig& config, const ModelOptions& option
   // The head runs when no block does: their buffers overlap.
   const size_t shared = arena.mark();
   arena.begin_section("scratch of a block");
-  scratch_ = place_block_scratch(arena, config, dtype, T, options.sp_size);
+  scratch_ = place_block_scratch(arena, config, dtype, T, options.sp_size, device.kind());
   if (options.sp_size > 1) ulysses_.emplace(arena, dtype, ulysses_shape(config, options.sp_size), T, sp);
   const size_t block_end = arena.mark();
   arena.rewind(shared);
@@ -80,7 +81,12 @@ void Llama::load_batch(const Batch& batch) {
   inputs_.T = T;
   CHECK(batch.cu_seqlens.back() == T * options_.sp_size, "{} ranks have {} tokens each of a batch of {}",
         options_.sp_size, T, batch.cu_seqlens.back());
-  inputs_.cu_seqlens = batch.cu_seqlens;
+  inputs_.documents.cu_seqlens = batch.cu_seqlens;
+  if (device_.is_cuda()) {
+    const std::vector<int32_t> bounds = document_bounds(batch.cu_seqlens);
+    device_.copy_from_host(bounds_.data, bounds.data(), bounds.size() * sizeof(int32_t));
+    inputs_.documents.bounds = bounds_.rows(0, T * options_.sp_size);
+  }
   inputs_.ulysses = ulysses_ ? &*ulysses_ : nullptr;
   inputs_.ropes.clear();
   const int64_t seqlen = batch.longest_document;

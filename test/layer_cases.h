@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "layers/loss.h"
 #include "layers/qk_norm.h"
@@ -108,4 +109,31 @@ struct UlyssesCase {
 inline constexpr UlyssesCase kUlyssesCases[] = {
     {70, {8, 8, 3, 2}}, {70, {8, 2, 3, 4}}, {70, {6, 3, 2, 3}},  {70, {8, 1, 1, 8}},   {70, {4, 4, 5, 1}},
     {5, {8, 4, 8, 2}},  {5, {8, 2, 24, 8}}, {1, {12, 4, 16, 4}}, {2, {40, 8, 136, 2}},
+};
+
+struct AttentionCase {
+  std::vector<int64_t> documents;  ///< lengths
+  int64_t NH, NKV, HD;
+  int64_t window = 0;
+  double softcap = 0;
+  double q_stddev = 1;
+};
+
+// Documents of one token, of two, odd, of several tiles (16, 32 and 64 tokens), many in a tile; MHA, GQA, MQA; windows
+// of one token, shorter and longer than a tile; softcap; widths with a tail in a 128-bit pack, an odd one, and one for
+// each width that the CUDA kernels pad to. At most 200 tokens, never a multiple of a tile.
+inline const AttentionCase kAttentionCases[] = {
+    {{1}, 1, 1, 8},
+    {{1, 2, 1, 3}, 3, 1, 10},
+    {{63, 64, 66}, 2, 2, 8},
+    {{141}, 2, 1, 64},
+    {{5, 4, 3, 2, 1, 7, 6, 5, 9, 8, 3, 2, 30}, 4, 2, 16},
+    {{110, 23}, 2, 1, 64, 7},
+    {{180, 19}, 3, 1, 10, 100},
+    {{70, 7}, 2, 2, 80, 0, 3.0},
+    {{5, 90}, 1, 1, 24, 1},
+    {{77}, 2, 1, 17, 33, 2.0},
+    {{66, 33}, 2, 1, 128, 0, 5.0},
+    {{100, 2}, 2, 1, 128, 40},
+    {{41, 37}, 2, 1, 256, 50},
 };

@@ -105,12 +105,16 @@ class Bench {
     const int64_t T = cu.back(), heads = shape.num_heads + 2 * shape.num_kv_heads;
     const Tensor qkv = random({T, heads, HD}), o = random({T, 6, HD}), d_o = random({T, 6, HD}),
                  dqkv = random({T, heads, HD}), lse = random({6, T});
-    const Tensor workspace =
-        arena_.place(DType::U8, {static_cast<int64_t>(attention_workspace_bytes(shape, DType::F32, T))}, "workspace");
+    const Tensor workspace = arena_.place(
+        DType::U8, {static_cast<int64_t>(attention_workspace_bytes(shape, DType::F32, T, DeviceKind::Cpu))},
+        "workspace");
     const double flop = 4.0 * static_cast<double>(6 * HD) * pairs;
-    const double forward = best_time(seconds_, [&] { attention_forward(device_, o, lse, qkv, cu, shape, workspace); });
-    const double backward =
-        best_time(seconds_, [&] { attention_backward(device_, dqkv, d_o, qkv, o, lse, cu, shape, workspace); });
+    const double forward = best_time(seconds_, [&] {
+      attention_forward(device_, o, lse, qkv, {cu, {}}, shape, workspace);
+    });
+    const double backward = best_time(seconds_, [&] {
+      attention_backward(device_, dqkv, d_o, qkv, o, lse, {cu, {}}, shape, workspace);
+    });
     fmt::print("attention {:<18} forward {}   backward {}   {:.2f} us a token\n", what, rate(flop, forward),
                rate(2.5 * flop, backward), (forward + backward) / static_cast<double>(T) * 1e6);
     arena_.rewind(mark);

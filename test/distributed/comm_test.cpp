@@ -236,13 +236,15 @@ TEST(Ulysses, attention_is_bit_equal_to_that_of_one_rank_and_its_gradient_is_the
     Device device = Device::cpu();
     const int64_t T = kTokens * h.parts, H = h.q + 2 * h.kv;
     const std::vector<int64_t> cu = {0, 1, T / 2, T - 3, T};
+    const Documents documents = {cu, {}};
     HostTensor qkv(DType::F32, {T, H, D}), o(DType::F32, {T, h.q, D}), lse(DType::F32, {h.q, T});
     HostTensor d_o(DType::F32, {T, h.q, D}), dqkv(DType::F32, {T, H, D});
     qkv.fill_normal(1, 0.0, 1.0), d_o.fill_normal(2, 0.0, 1.0);
     const AttentionShape whole = {h.q, h.kv, D, 0.3, 0, 5};
-    HostTensor workspace(DType::U8, {static_cast<int64_t>(attention_workspace_bytes(whole, DType::F32, T))});
-    attention_forward(device, o, lse, qkv, cu, whole, workspace);
-    attention_backward(device, dqkv, d_o, qkv, o, lse, cu, whole, workspace);
+    HostTensor workspace(DType::U8,
+                         {static_cast<int64_t>(attention_workspace_bytes(whole, DType::F32, T, DeviceKind::Cpu))});
+    attention_forward(device, o, lse, qkv, documents, whole, workspace);
+    attention_backward(device, dqkv, d_o, qkv, o, lse, documents, whole, workspace);
 
     const UlyssesShape shape = {h.q, h.kv, D, h.parts};
     Arena arena(device, 1 << 20);
@@ -254,10 +256,10 @@ TEST(Ulysses, attention_is_bit_equal_to_that_of_one_rank_and_its_gradient_is_the
     HostTensor part_dqkv(DType::F32, {T, shape.part_qkv_heads(), D});
     const AttentionShape part = {shape.part_heads(), shape.part_kv_heads(), D, 0.3, 0, 5};
     ulysses.scatter_heads(device, part_qkv, mine(qkv));
-    attention_forward(device, part_o, part_lse, part_qkv, cu, part, workspace);
+    attention_forward(device, part_o, part_lse, part_qkv, documents, part, workspace);
     ulysses.gather_heads(device, my_o, part_o);
     ulysses.gather_heads_backward(device, part_do, mine(d_o));
-    attention_backward(device, part_dqkv, part_do, part_qkv, part_o, part_lse, cu, part, workspace);
+    attention_backward(device, part_dqkv, part_do, part_qkv, part_o, part_lse, documents, part, workspace);
     ulysses.scatter_heads_backward(device, my_dqkv, part_dqkv);
 
     EXPECT_EQ(std::memcmp(my_o.view().data, mine(o).data, mine(o).size_bytes()), 0)

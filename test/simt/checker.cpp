@@ -258,6 +258,10 @@ void checker_atomic_begins(const void* data) {
   if (ticket.num_blocks++ == machine.blocks_done) machine.acquired_epoch = machine.block_epoch;
 }
 
+void checker_access(const void* data, size_t size_bytes, bool is_write, const void* return_address) {
+  on_access(data, size_bytes, is_write, return_address);
+}
+
 void checker_forget(const void* data, size_t size_bytes) {
   for_each_cell(data, size_bytes, [](Cell& cell, uint8_t bytes) {
     cell.initialised &= static_cast<uint8_t>(~bytes);

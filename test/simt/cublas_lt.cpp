@@ -227,7 +227,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
                               cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
                               const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
                               cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algo, void* workspace,
-                              size_t workspace_bytes, cudaStream_t) {
+                              size_t workspace_bytes, cudaStream_t stream) {
   const Product p = product_of(*desc, *a_layout, *b_layout, *c_layout, *d_layout);
   const bool has_bias = desc->epilogue == CUBLASLT_EPILOGUE_BIAS;
   const uint64_t* chosen = algo->data;
@@ -246,32 +246,35 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
   CHECK(!overlaps(d, d_layout->size_bytes(), a, a_layout->size_bytes()) &&
             !overlaps(d, d_layout->size_bytes(), b, b_layout->size_bytes()),
         "cuBLASLt: the result lies over an operand");
-  simt_poison(workspace, workspace_bytes);
-
+  if (has_bias) check_memory("the bias", desc->bias, d_layout->column_bytes());
   const double scale = *static_cast<const float*>(alpha), scale_c = *static_cast<const float*>(beta);
-  const std::vector<double> rows = lines(a, *a_layout, desc->transa == CUBLAS_OP_T);
-  const std::vector<double> columns = lines(b, *b_layout, desc->transb == CUBLAS_OP_N);
-  const std::vector<double> addend = scale_c == 0 ? std::vector<double>() : lines(c, *c_layout, true);
-  if (has_bias) {
-    check_memory("the bias", desc->bias, d_layout->column_bytes());
-    checker_host_reads(desc->bias, d_layout->column_bytes());
-  }
-  for (uint64_t n = 0; n < p.N; n++) {
-    for (uint64_t m = 0; m < p.M; m++) {
-      double sum = 0;
-      for (uint64_t k = 0; k < p.K; k++) sum += rows[m * p.K + k] * columns[n * p.K + k];
-      sum *= scale;
-      if (scale_c != 0) sum += scale_c * addend[n * p.M + m];
-      if (has_bias) sum += element(desc->bias, d_layout->type, m);
-      const size_t i = n * static_cast<size_t>(d_layout->ld) + m;
-      const float rounded = static_cast<float>(sum);
-      if (d_layout->type == CUDA_R_32F) {
-        static_cast<float*>(d)[i] = rounded;
-      } else {
-        static_cast<bf16*>(d)[i] = bf16(rounded);
-      }
+  enqueue(stream, [=, how = *desc, in_a = *a_layout, in_b = *b_layout, in_c = *c_layout, out = *d_layout] {
+    simt_poison(workspace, workspace_bytes);
+
+    const std::vector<double> rows = lines(a, in_a, how.transa == CUBLAS_OP_T);
+    const std::vector<double> columns = lines(b, in_b, how.transb == CUBLAS_OP_N);
+    const std::vector<double> addend = scale_c == 0 ? std::vector<double>() : lines(c, in_c, true);
+    if (has_bias) {
+      checker_host_reads(how.bias, out.column_bytes());
     }
-    checker_host_writes(static_cast<char*>(d) + n * d_layout->stride_bytes(), d_layout->column_bytes());
-  }
+    for (uint64_t n = 0; n < p.N; n++) {
+      for (uint64_t m = 0; m < p.M; m++) {
+        double sum = 0;
+        for (uint64_t k = 0; k < p.K; k++) sum += rows[m * p.K + k] * columns[n * p.K + k];
+        sum *= scale;
+        if (scale_c != 0) sum += scale_c * addend[n * p.M + m];
+        if (has_bias) sum += element(how.bias, out.type, m);
+        const size_t i = n * static_cast<size_t>(out.ld) + m;
+        const float rounded = static_cast<float>(sum);
+        if (out.type == CUDA_R_32F) {
+          static_cast<float*>(d)[i] = rounded;
+        } else {
+          static_cast<bf16*>(d)[i] = bf16(rounded);
+        }
+      }
+      checker_host_writes(static_cast<char*>(d) + n * out.stride_bytes(), out.column_bytes());
+    }
+    return true;
+  });
   return CUBLAS_STATUS_SUCCESS;
 }

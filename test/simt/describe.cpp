@@ -57,7 +57,8 @@ std::string source_line(uintptr_t return_address) {
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
     const std::string frame = text.substr(begin, std::min(text.find_first_of(" \n", begin), end) - begin);
-    if (frame.rfind("device_functions.h:", 0) != 0 && frame.rfind("cuda_runtime.h:", 0) != 0) {
+    if (frame.rfind("device_functions.h:", 0) != 0 && frame.rfind("cuda_runtime.h:", 0) != 0 &&
+        frame.rfind("cuda_primitives.cuh:", 0) != 0) {
       line += (line.empty() ? "" : " <- ") + frame;
     }
     begin = end + 1;

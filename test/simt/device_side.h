@@ -50,3 +50,12 @@ uint32_t simt_ballot(const char* name, uint32_t mask, bool predicate, const Simt
 void simt_atomic_begin(const void* data);
 void simt_atomic_end();
 void simt_fence();
+
+/// cp.async: the destination is undefined until the wait that the copy lands at.
+void simt_copy_async(void* shared, const void* global, size_t size_bytes);
+void simt_copy_async_commit();
+void simt_copy_async_wait(int num_pending_groups);
+
+/// ldmatrix.x4 and mma.m16n8k16 with bf16 operands and fp32 sums; fragments as in layers/core/cuda_primitives.cuh.
+void simt_load_matrices(unsigned (&matrix)[4], const void* row, bool transposed, const SimtSite& site);
+void simt_mma_bf16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, const SimtSite& site);

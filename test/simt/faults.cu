@@ -1,6 +1,7 @@
 #include "test/simt/faults.h"
 
 #include <cassert>
+#include <utility>
 
 #include "layers/core/cuda_util.cuh"
 #include "test/simt/simt.h"
@@ -228,6 +229,71 @@ __global__ void leave_one_unwritten(float* out, const float* in) {
   if (t != 100) out[t] = in[t];
 }
 
+// ---- asynchronous copies
+
+/// Four copies of 64 numbers by the first 16 threads each time, in two stages; then all threads read.
+template <bool kWait, bool kBarrier, bool kLastBarrier>
+__global__ void copy_in_stages(float* out, const float* in) {
+  alignas(16) __shared__ float s[2][64];
+  const int t = threadIdx.x;
+  const auto start = [&](int i) {
+    if (t < 16) cp_async_16(&s[i % 2][4 * t], in + 64 * i + 4 * t);
+    cp_async_commit();
+  };
+  start(0);
+  for (int i = 0; i < 4; i++) {
+    if (i + 1 < 4) start(i + 1);
+    if (kWait && i + 1 < 4) cp_async_wait<1>();
+    if (kWait && i + 1 == 4) cp_async_wait<0>();
+    if (kBarrier) __syncthreads();
+    if (t < 64) out[64 * i + t] = s[i % 2][63 - t];
+    if (kLastBarrier) __syncthreads();
+  }
+  cp_async_wait<0>();
+}
+
+__global__ void copy_without_end(float* out, const float* in) {
+  alignas(16) __shared__ float s[N];
+  const int t = threadIdx.x;
+  if (t < N / 4) cp_async_16(s + 4 * t, in + 4 * t);
+  out[t] = in[t];
+}
+
+__global__ void copy_misaligned(float* out, const float* in) {
+  alignas(16) __shared__ float s[8];
+  const int t = threadIdx.x;
+  if (t == 0) cp_async_16(s, in + 1);
+  cp_async_commit();
+  cp_async_wait<0>();
+  out[t] = in[t];
+}
+
+// ---- tensor cores
+
+enum class MmaFault { None, SwappedA, SwappedB, NoTranspose, NoSyncwarp, HalfWarp };
+
+/// One warp. With A (16, 16) = in: out = A A^T (16 rows, columns 0-7), and behind it A A (columns 8-15).
+template <MmaFault kFault>
+__global__ void multiply_matrices(float* out, const float* in) {
+  alignas(16) __shared__ bf16 s[16][16];
+  const int t = threadIdx.x;
+  for (int i = t; i < N; i += kWarpSize) s[i / 16][i % 16] = from_float<bf16>(in[i]);
+  if (kFault != MmaFault::NoSyncwarp) __syncwarp();
+  if (kFault == MmaFault::HalfWarp && t >= 16) return;
+  unsigned a[4], b[4];
+  ldmatrix_x4(a, &s[t % 16][t / 16 * 8]);
+  if (kFault == MmaFault::SwappedA) std::swap(a[1], a[2]);
+  float d[4] = {};
+  ldmatrix_x4(b, &s[t % 8][t / 8 % 2 * 8]);
+  kFault == MmaFault::SwappedB ? mma_bf16_16x8x16(d, a, b[1], b[0]) : mma_bf16_16x8x16(d, a, b[0], b[1]);
+  for (int i = 0; i < 4; i++) out[(t / 4 + i / 2 * 8) * 8 + t % 4 * 2 + i % 2] = d[i];
+  for (float& x : d) x = 0;
+  const bf16* row = &s[t % 16][8];
+  kFault == MmaFault::NoTranspose ? ldmatrix_x4(b, row) : ldmatrix_x4_trans(b, row);
+  mma_bf16_16x8x16(d, a, b[0], b[1]);
+  for (int i = 0; i < 4; i++) out[128 + (t / 4 + i / 2 * 8) * 8 + t % 4 * 2 + i % 2] = d[i];
+}
+
 // ---- between threads and blocks without barriers
 
 __global__ void histogram_without_atomics(float* out, const float*) {
@@ -364,6 +430,23 @@ __global__ void histogram_with_atomics(float* out, const float*, int* largest) {
   out[t] = static_cast<float>(count[t % 4]);
 }
 
+template <bool kWait, bool kBarrier, bool kLastBarrier>
+void run_copy_in_stages() {
+  run(copy_in_stages<kWait, kBarrier, kLastBarrier>, [](int i) { return input(i / 64 * 64 + 63 - i % 64); });
+}
+
+template <MmaFault kFault>
+void run_multiply_matrices() {
+  const Array out(N, zero);
+  run(multiply_matrices<kFault>, out, {1, kWarpSize}, N, [](int i) {  // exact: multiples of 1/16
+    const int row = i / 8 % 16, column = i % 8;
+    float sum = 0;
+    for (int k = 0; k < 16; k++)
+      sum += input(row * 16 + k) * (i < 128 ? input(column * 16 + k) : input(k * 16 + column + 8));
+    return sum;
+  });
+}
+
 /// Both versions of the last-block sum: 8 blocks of one warp.
 template <bool kFence>
 void run_last_block_sums() {
@@ -414,6 +497,9 @@ const std::vector<Fault>& faults() {
   static const char* const kWrong = "wrong result";
   static const char* const kDivergent = "divergent __syncthreads: .* is at faults.cu:[0-9]+, .* at faults.cu:[0-9]+";
   static const char* const kAbsent = "__shfl_xor_sync faults.cu:[0-9]+: .* which does not take part";
+  static const char* const kNoEnd = "returned with a cp.async that it never waited for: .*faults.cu:[0-9]+";
+  static const char* const kMisaligned = "cp.async: .* between misaligned addresses at .*faults.cu:[0-9]+";
+  static const char* const kHalf = "ldmatrix by 16 of 32 lanes";
   static const std::vector<Fault> table = {
       {"no_barrier_before_read", [] { run(no_barrier_before_read, [](int i) { return input((i + 1) % N); }); }, kWrong,
        kWrong, "race \\(read after write\\) on static __shared__ byte .* faults.cu:[0-9]+"},
@@ -536,6 +622,20 @@ const std::vector<Fault>& faults() {
       {"sum_by_float_atomics", run_atomics_in_two_orders, "depends on the schedule", "depends on the schedule",
        "depends on the schedule"},
 
+      {"copy_without_wait", run_copy_in_stages<false, true, true>, kWrong, kWrong, "read of uninitialised static"},
+      {"copy_without_barrier", run_copy_in_stages<true, false, true>, kWrong, kWrong,
+       "race \\(read after write\\)|read of uninitialised static"},
+      {"copy_over_what_is_read", run_copy_in_stages<true, true, false>, kWrong, kWrong,
+       "race \\(write after read\\)|race \\(read after write\\)"},
+      {"copy_without_end", [] { run(copy_without_end, input); }, kNoEnd, kNoEnd, kNoEnd},
+      {"copy_misaligned", [] { run(copy_misaligned, input); }, kMisaligned, kMisaligned, kMisaligned},
+      {"mma_swapped_a", run_multiply_matrices<MmaFault::SwappedA>, kWrong, kWrong, kWrong},
+      {"mma_swapped_b", run_multiply_matrices<MmaFault::SwappedB>, kWrong, kWrong, kWrong},
+      {"ldmatrix_without_transpose", run_multiply_matrices<MmaFault::NoTranspose>, kWrong, kWrong, kWrong},
+      {"ldmatrix_without_syncwarp", run_multiply_matrices<MmaFault::NoSyncwarp>, nullptr, nullptr,
+       "race \\(read after write\\)"},
+      {"mma_by_half_a_warp", run_multiply_matrices<MmaFault::HalfWarp>, kHalf, kHalf, kHalf},
+
       {"spin",
        [] {
          simt_options().watchdog_s = 0.2;
@@ -572,6 +672,8 @@ const std::vector<Idiom>& idioms() {
          CHECK(__float_as_uint(largest.to_host()[0]) == N, "wrong result: atomicCAS");
        }},
       {"last_block_sums", run_last_block_sums<true>},
+      {"copy_in_stages", run_copy_in_stages<true, true, true>},
+      {"multiply_matrices", run_multiply_matrices<MmaFault::None>},
   };
   return table;
 }

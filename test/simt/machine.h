@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "layers/core/check.h"
 #include "test/simt/context.h"
@@ -26,6 +27,15 @@ struct Region {
 
 struct Warp;
 
+/// A cp.async that has not landed.
+struct AsyncCopy {
+  void* to;
+  const void* from;
+  size_t size_bytes;
+  int group;
+  const void* return_address;  ///< of the kernel's call
+};
+
 /// A CUDA thread.
 struct Fiber {
   enum class State : uint8_t { Ready, AtBarrier, InCollective, Done };
@@ -44,6 +54,8 @@ struct Fiber {
   uint32_t mask = 0;
   SimtCollective collective = {};
   void* frame = nullptr;
+  std::vector<AsyncCopy> copies;  ///< of the groups that no wait has reached
+  int num_copy_groups = 0;        ///< closed ones
 };
 
 struct Warp {
@@ -118,6 +130,8 @@ size_t free_device_bytes();
 void check_margins();
 /// Whether [address, address + size) lies in one live allocation.
 bool is_allocated(uintptr_t address, size_t size_bytes);
+/// Whether it is an address of the shared memory of the block that runs.
+bool is_shared(uintptr_t address);
 /// "byte 4 of a global allocation of 4 bytes"
 std::string describe_address(uintptr_t address);
 
@@ -132,6 +146,8 @@ void finish_all_streams();
 bool checker_is_linked();
 void checker_begin_block();
 void checker_atomic_begins(const void* data);
+/// An access that the runtime carries out for the running thread, on behalf of the kernel's code at `return_address`.
+void checker_access(const void* data, size_t size_bytes, bool is_write, const void* return_address);
 /// The contents are undefined from here on.
 void checker_forget(const void* data, size_t size_bytes);
 void checker_release_pages(const void* data, size_t size_bytes);

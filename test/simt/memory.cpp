@@ -115,6 +115,13 @@ bool is_allocated(uintptr_t address, size_t size_bytes) {
   return a && !a->is_freed && address >= a->begin() && address + size_bytes <= a->end();
 }
 
+bool is_shared(uintptr_t address) {
+  const Region dynamic = {reinterpret_cast<uintptr_t>(machine.dynamic_shared), machine.launch.shared_bytes};
+  if (machine.dynamic_shared && dynamic.contains(address)) return true;
+  // under ASan static shared memory is ordinary static data
+  return (machine.static_shared.size > 0 ? machine.static_shared : program_image()).contains(address);
+}
+
 std::string describe_address(uintptr_t address) {
   if (machine.static_shared.contains(address)) {
     return fmt::format("static __shared__ byte {}", address - machine.static_shared.begin);

@@ -170,6 +170,10 @@ void fiber_main() {
   machine.launch.call(machine.launch.parameters);
   Fiber& self = *machine.current;
   Warp& warp = *self.warp;
+  if (!self.copies.empty()) {
+    report("{} returned with a cp.async that it never waited for: {}", describe(self),
+           source_line(reinterpret_cast<uintptr_t>(self.copies[0].return_address)));
+  }
   self.state = Fiber::State::Done;
   machine.num_exited++;
   warp.exited |= 1u << self.lane;
@@ -208,6 +212,8 @@ void start_fiber(unsigned index) {
   fiber.warp->existing |= 1u << fiber.lane;
   fiber.operation = nullptr;
   fiber.predicate = 0;
+  fiber.copies.clear();
+  fiber.num_copy_groups = 0;
   if (schedule.has_abandoned_stacks) context_clear_stack(fiber.stack, kStackBytes);
   context_create(fiber.context, fiber.stack, kStackBytes, index * kSkew % kPage, fiber_main);
 }

@@ -5,21 +5,16 @@
 #include <numeric>
 
 #include "layers/core/parallel.h"
+#include "test/layer_cases.h"
 #include "test/testing.h"
 
 namespace {
 
-struct Case {
-  std::vector<int64_t> documents;
-  int64_t NH, NKV, HD;
-  int64_t window = 0;
-  double softcap = 0;
-  double q_stddev = 1;
-};
+using Case = AttentionCase;
 
 // Documents of one token, of two, around every block size, odd; G = 1, 2, 3; odd head widths; windows of one token,
 // shorter than, equal to and longer than a document; softcap; scores of thousands.
-const Case kCases[] = {
+const Case kLongCases[] = {
     {{1}, 1, 1, 1},
     {{1, 2, 1, 3}, 3, 1, 5},
     {{63, 64, 65}, 2, 2, 16},
@@ -37,6 +32,13 @@ const Case kCases[] = {
     {{99, 2}, 3, 1, 16, 0, 5.0},
     {{120, 9}, 2, 1, 16, 0, 0, 300.0},
 };
+
+/// These and the ones that the CUDA kernels are tested at.
+std::vector<Case> all_cases() {
+  std::vector<Case> cases(std::begin(kLongCases), std::end(kLongCases));
+  cases.insert(cases.end(), std::begin(kAttentionCases), std::end(kAttentionCases));
+  return cases;
+}
 
 std::string describe(const Case& c) {
   std::string lengths;
@@ -61,7 +63,8 @@ struct Problem {
         o(dtype, {T, c.NH, c.HD}, "o"),
         lse(dtype, {c.NH, T}, "lse"),
         dqkv(dtype, qkv.shape(), "dqkv"),
-        workspace(DType::U8, {static_cast<int64_t>(attention_workspace_bytes(shape, dtype, T))}, "workspace") {
+        workspace(DType::U8, {static_cast<int64_t>(attention_workspace_bytes(shape, dtype, T, DeviceKind::Cpu))},
+                  "workspace") {
     for (const int64_t d : c.documents) cu.push_back(cu.back() + d);
     qkv.fill_normal(1);
     for (int64_t t = 0; t < T; t++) {
@@ -77,11 +80,11 @@ struct Problem {
   }
   void forward() {
     Device device = Device::cpu();
-    attention_forward(device, o, lse, qkv, cu, shape, workspace);
+    attention_forward(device, o, lse, qkv, {cu, {}}, shape, workspace);
   }
   void backward() {
     Device device = Device::cpu();
-    attention_backward(device, dqkv, d_o, qkv, o, lse, cu, shape, workspace);
+    attention_backward(device, dqkv, d_o, qkv, o, lse, {cu, {}}, shape, workspace);
   }
   Problem& run() {
     forward(), backward();
@@ -152,7 +155,7 @@ struct Reference {
 };
 
 TEST(Attention, fp64_equals_the_plain_formulas) {
-  for (const Case& c : kCases) {
+  for (const Case& c : all_cases()) {
     Problem p(c, DType::F64);
     p.run();
     const Reference r(p);
@@ -164,7 +167,7 @@ TEST(Attention, fp64_equals_the_plain_formulas) {
 }
 
 TEST(Attention, fp32_is_within_rounding_of_fp64) {
-  for (const Case& c : kCases) {
+  for (const Case& c : all_cases()) {
     Problem low(c, DType::F32), exact(c, DType::F64);
     exact.qkv = low.qkv.to(DType::F64), exact.d_o = low.d_o.to(DType::F64);
     low.run(), exact.run();
@@ -200,7 +203,7 @@ std::vector<double> rows_of(const HostTensor& t, int64_t begin, int64_t count) {
 }
 
 TEST(Attention, a_document_has_the_same_bits_alone_and_packed_at_any_offset) {
-  for (const Case& c : kCases) {
+  for (const Case& c : all_cases()) {
     Problem packed(c, DType::F32);
     packed.run();
     for (size_t d = 0; d < c.documents.size(); d++) {
@@ -250,6 +253,12 @@ TEST(Attention, bits_do_not_depend_on_the_number_of_threads) {
   omp_set_num_threads(threads);
 }
 
+TEST(Attention, every_token_knows_the_bounds_of_its_document) {
+  EXPECT_EQ(document_bounds(std::vector<int64_t>{0, 1, 4, 6}),
+            (std::vector<int32_t>{0, 1, 1, 4, 1, 4, 1, 4, 4, 6, 4, 6}));
+  EXPECT_TRUE(document_bounds(std::vector<int64_t>{0}).empty());
+}
+
 TEST(Attention, huge_scores_stay_finite) {
   for (const double stddev : {1e4, 1e15}) {
     Problem p({{50, 3}, 2, 1, 8, 0, 0, stddev}, DType::F32);
@@ -266,7 +275,7 @@ TEST(Attention, contract_violations_are_named) {
   Device device = Device::cpu();
   const auto message = [&](const std::vector<int64_t>& cu, Tensor w) -> std::string {
     try {
-      attention_forward(device, p.o, p.lse, p.qkv, cu, p.shape, w);
+      attention_forward(device, p.o, p.lse, p.qkv, {cu, {}}, p.shape, w);
     } catch (const Error& e) {
       return e.what();
     }
@@ -277,7 +286,7 @@ TEST(Attention, contract_violations_are_named) {
             "attention_forward: cu_seqlens[2] = 5 does not exceed cu_seqlens[1] = 5");
   EXPECT_EQ(message({0, 5, 8}, tiny),
             fmt::format("attention_forward: the workspace ('tiny') has 1 bytes, {} are needed for {} threads",
-                        attention_workspace_bytes(p.shape, DType::F32, 8), num_threads()));
+                        attention_workspace_bytes(p.shape, DType::F32, 8, DeviceKind::Cpu), num_threads()));
   p.shape.num_kv_heads = 0;
   EXPECT_EQ(message({0, 5, 8}, p.workspace), "attention_forward: 2 query heads of width 4 cannot share 0 kv heads");
 }

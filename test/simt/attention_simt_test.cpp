@@ -1,0 +1,300 @@
+// The CUDA kernels of attention, run on the CPU, against the CPU layer.
+#include <cmath>
+#include <numeric>
+
+#include "layers/attention.h"
+#include "test/layer_cases.h"
+#include "test/simt/device_tensor.h"
+
+namespace {
+
+constexpr double kFp32 = 0x1p-24, kBf16 = 0x1p-8;  // unit roundoffs
+constexpr uint64_t kOtherSchedules[] = {kSimtDescending, 11, 12};
+
+struct Outputs {
+  HostTensor o, lse, dqkv;
+};
+
+struct Inputs {
+  AttentionCase c;
+  DType dtype;
+  std::vector<int64_t> cu{0};
+  int64_t T, row;  ///< row: elements of a token in qkv
+  AttentionShape shape;
+  HostTensor qkv, d_o, bounds;
+
+  Inputs(const AttentionCase& c_, DType dtype_)
+      : c(c_),
+        dtype(dtype_),
+        T(std::accumulate(c.documents.begin(), c.documents.end(), int64_t{0})),
+        row((c.NH + 2 * c.NKV) * c.HD),
+        shape{c.NH, c.NKV, c.HD, 1 / std::sqrt(static_cast<double>(c.HD)), c.softcap, c.window},
+        qkv(dtype, {T, c.NH + 2 * c.NKV, c.HD}, "qkv"),
+        d_o(dtype, {T, c.NH, c.HD}, "do"),
+        bounds(DType::I32, {T, 2}, "bounds") {
+    for (const int64_t length : c.documents) cu.push_back(cu.back() + length);
+    qkv.fill_normal(1), d_o.fill_normal(2);
+    for (int64_t t = 0; t < T; t++) {
+      for (int64_t i = 0; i < c.NH * c.HD; i++) qkv.set(t * row + i, qkv.get(t * row + i) * c.q_stddev);
+    }
+    const std::vector<int32_t> from = document_bounds(cu);
+    for (int64_t i = 0; i < bounds.numel(); i++) bounds.set(i, from[static_cast<size_t>(i)]);
+  }
+
+  /// In fp32. The backward starts from `forward`'s o and lse, so that their rounding is none of its errors.
+  Outputs on_cpu(const Outputs& forward) const {
+    Device cpu = Device::cpu();
+    const HostTensor qkv32 = qkv.to(DType::F32), d_o32 = d_o.to(DType::F32), o32 = forward.o.to(DType::F32);
+    Outputs out = {HostTensor(DType::F32, d_o.shape()), HostTensor(DType::F32, {c.NH, T}),
+                   HostTensor(DType::F32, qkv.shape())};
+    HostTensor workspace(DType::U8,
+                         {static_cast<int64_t>(attention_workspace_bytes(shape, DType::F32, T, DeviceKind::Cpu))}, "w");
+    attention_forward(cpu, out.o, out.lse, qkv32, {cu, {}}, shape, workspace);
+    attention_backward(cpu, out.dqkv, d_o32, qkv32, o32, forward.lse, {cu, {}}, shape, workspace);
+    return out;
+  }
+
+  /// `offset`: elements between a tensor and an aligned address.
+  Outputs on_cuda(Device& cuda, int64_t offset = 0) const {
+    DeviceTensor qkv_(cuda, qkv, offset), d_o_(cuda, d_o, offset), bounds_(cuda, bounds);
+    DeviceTensor o_(cuda, dtype, d_o.shape(), offset), lse_(cuda, DType::F32, {c.NH, T});
+    DeviceTensor dqkv_(cuda, dtype, qkv.shape(), offset);
+    DeviceTensor workspace(cuda, DType::U8,
+                           {static_cast<int64_t>(attention_workspace_bytes(shape, dtype, T, DeviceKind::Cuda))});
+    const Documents documents = {cu, bounds_};
+    attention_forward(cuda, o_, lse_, qkv_, documents, shape, workspace);
+    attention_backward(cuda, dqkv_, d_o_, qkv_, o_, lse_, documents, shape, workspace);
+    return {o_.to_host(), lse_.to_host(), dqkv_.to_host()};
+  }
+};
+
+std::string describe(const Inputs& in, int64_t offset = 0) {
+  std::string lengths;
+  for (const int64_t d : in.c.documents) lengths += fmt::format(" {}", d);
+  return fmt::format("{}, documents{}, {} heads on {}, width {}, window {}, softcap {}, offset {}", name_of(in.dtype),
+                     lengths, in.c.NH, in.c.NKV, in.c.HD, in.c.window, in.c.softcap, offset);
+}
+
+bool bit_equal(const Outputs& a, const Outputs& b) {
+  return a.o.bit_equal(b.o) && a.lse.bit_equal(b.lse) && a.dqkv.bit_equal(b.dqkv);
+}
+
+/// How far each element of the outputs may lie from the CPU layer's, by the plain formulas in fp64.
+///
+/// An fp32 sum of n terms in another order, and each of the few operations after it, errs by about sqrt(n) roundings of
+/// the sum of absolute values; 8 times that is never reached. From there errors are carried on:
+///   a score errs by e_s, a weight w = exp(s - lse) by 2 e_s w;  do . v and D by their own sums
+///   ds = scale w (do . v - D) slope errs by all four of its factors
+/// bf16: w and ds are rounded once as operands (kBf16 of themselves), and every output once.
+struct Bounds {
+  HostTensor o, lse, dqkv;
+
+  explicit Bounds(const Inputs& in)
+      : o(DType::F64, in.d_o.shape(), "o"),
+        lse(DType::F64, {in.c.NH, in.T}, "lse"),
+        dqkv(DType::F64, in.qkv.shape(), "dqkv"),
+        in_(in),
+        sum_(8 * kFp32 * std::sqrt(static_cast<double>(in.c.HD))),
+        operand_(in.dtype == DType::BF16 ? kBf16 : 0) {
+    for (int64_t i = 0; i < in.qkv.numel(); i++) x_.push_back(in.qkv.get(i));
+    for (int64_t i = 0; i < in.d_o.numel(); i++) d_o_.push_back(in.d_o.get(i));
+    for (size_t d = 0; d + 1 < in.cu.size(); d++) {
+      for (int64_t h = 0; h < in.c.NH; h++) {
+        for (int64_t i = in.cu[d]; i < in.cu[d + 1]; i++) add_query(in.cu[d], i, h);
+      }
+    }
+  }
+
+ private:
+  struct Dot {
+    double value = 0, size = 0;  ///< sum of products, and of their absolute values
+  };
+  Dot dot(const double* a, const double* b) const {
+    Dot dot;
+    for (int64_t c = 0; c < in_.c.HD; c++) dot.value += a[c] * b[c], dot.size += std::abs(a[c] * b[c]);
+    return dot;
+  }
+
+  void add_query(int64_t document, int64_t i, int64_t h) {
+    const AttentionCase& c = in_.c;
+    const int64_t HD = c.HD, k_at = (c.NH + h / (c.NH / c.NKV)) * HD, v_at = k_at + c.NKV * HD,
+                  o_at = (i * c.NH + h) * HD;
+    const int64_t first = c.window > 0 ? std::max(document, i - c.window + 1) : document;
+    const double n = static_cast<double>(i - first + 1), order = 8 * kFp32 * std::sqrt(n);
+    const double* q = &x_[static_cast<size_t>(i * in_.row + h * HD)];
+    const double* d_o = &d_o_[static_cast<size_t>(o_at)];
+    std::vector<double> w, slope;
+    double max = -1e300, total = 0, e_s = 0;
+    for (int64_t j = first; j <= i; j++) {
+      const Dot qk = dot(q, &x_[static_cast<size_t>(j * in_.row + k_at)]);
+      double s = qk.value * in_.shape.scale, t = 0;
+      e_s = std::max(e_s, sum_ * (qk.size * in_.shape.scale + std::abs(s)));
+      if (c.softcap > 0) t = std::tanh(s / c.softcap), s = c.softcap * t;
+      w.push_back(s), slope.push_back(1 - t * t), max = std::max(max, s);
+    }
+    for (double& x : w) total += x = std::exp(x - max);
+    lse.set(h * in_.T + i, 2 * e_s + order + 8 * kFp32 * std::abs(max + std::log(total)));
+    std::vector<double> out(static_cast<size_t>(HD));
+    for (int64_t j = first; j <= i; j++) {
+      const double weight = w[static_cast<size_t>(j - first)] /= total;
+      const double* v = &x_[static_cast<size_t>(j * in_.row + v_at)];
+      for (int64_t a = 0; a < HD; a++) {
+        out[static_cast<size_t>(a)] += weight * v[a];
+        add(o, o_at + a, (2 * e_s + operand_ + order) * weight * std::abs(v[a]));
+      }
+    }
+    const Dot D = dot(d_o, out.data());
+    for (int64_t j = first; j <= i; j++) {
+      const size_t at = static_cast<size_t>(j - first);
+      const double* k = &x_[static_cast<size_t>(j * in_.row + k_at)];
+      const Dot dw = dot(d_o, &x_[static_cast<size_t>(j * in_.row + v_at)]);
+      // D comes from o as it was rounded
+      const double difference = std::abs(dw.value - D.value) + (operand_ + sum_) * D.size;
+      const double e_slope = c.softcap > 0 ? 2 * e_s / c.softcap : 0;
+      const double ds = in_.shape.scale * w[at] * slope[at] * difference;
+      const double e_ds = (2 * e_s + operand_ + order) * ds +
+                          in_.shape.scale * w[at] * (e_slope * difference + sum_ * (dw.size + D.size));
+      for (int64_t a = 0; a < HD; a++) {
+        add(dqkv, i * in_.row + h * HD + a, e_ds * std::abs(k[a]));
+        add(dqkv, j * in_.row + k_at + a, e_ds * std::abs(q[a]));
+        add(dqkv, j * in_.row + v_at + a, (2 * e_s + operand_ + order) * w[at] * std::abs(d_o[a]));
+      }
+    }
+  }
+  static void add(HostTensor& t, int64_t i, double value) { t.set(i, t.get(i) + value); }
+
+  const Inputs& in_;
+  double sum_, operand_;
+  std::vector<double> x_, d_o_;
+};
+
+void expect_within(const HostTensor& actual, const HostTensor& expected, const HostTensor& bound, const char* what) {
+  const double store = actual.dtype() == DType::BF16 ? kBf16 : kFp32;
+  for (int64_t i = 0; i < actual.numel(); i++) {
+    const double a = actual.get(i), e = expected.get(i);
+    ASSERT_LE(std::abs(a - e), bound.get(i) + store * std::abs(e) * (1 + kBf16))
+        << what << "[" << i << "] = " << a << ", not " << e;
+  }
+}
+
+class AttentionCuda : public testing::Test {
+ protected:
+  AttentionCuda() { simt_options() = {}; }
+
+  Device cuda = Device::cuda(0);
+};
+
+TEST_F(AttentionCuda, kernels_equal_the_cpu_layer) {
+  for (const AttentionCase& c : kAttentionCases) {
+    for (const DType dtype : {DType::F32, DType::BF16}) {
+      const Inputs in(c, dtype);
+      const Bounds bounds(in);
+      for (const int64_t offset : {0, 1}) {
+        if (offset > 0 && c.HD > 64) continue;  // nothing else happens, only slowly
+        SCOPED_TRACE(describe(in, offset));
+        const Outputs on_cuda = in.on_cuda(cuda, offset), on_cpu = in.on_cpu(on_cuda);
+        expect_within(on_cuda.o, on_cpu.o, bounds.o, "o");
+        expect_within(on_cuda.lse, on_cpu.lse, bounds.lse, "lse");
+        expect_within(on_cuda.dqkv, on_cpu.dqkv, bounds.dqkv, "dqkv");
+      }
+    }
+  }
+}
+
+TEST_F(AttentionCuda, bits_do_not_depend_on_the_schedule) {
+  for (const AttentionCase& c : {AttentionCase{{70, 3, 20}, 2, 1, 64, 30, 4.0}, AttentionCase{{40}, 2, 1, 256}}) {
+    for (const DType dtype : {DType::F32, DType::BF16}) {
+      const Inputs in(c, dtype);
+      const Outputs first = in.on_cuda(cuda);
+      for (const uint64_t schedule : kOtherSchedules) {
+        simt_options().schedule = schedule;
+        EXPECT_TRUE(bit_equal(in.on_cuda(cuda), first)) << describe(in) << " schedule " << schedule;
+      }
+      simt_options() = {};
+    }
+  }
+}
+
+TEST_F(AttentionCuda, alignment_changes_no_bit) {
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    const Inputs in({{50, 20}, 2, 1, 24}, dtype);
+    EXPECT_TRUE(bit_equal(in.on_cuda(cuda, 1), in.on_cuda(cuda))) << describe(in);
+  }
+}
+
+/// The elements of tokens [begin, T) of a (T, ...) tensor.
+std::vector<double> tokens_from(const HostTensor& t, int64_t begin) {
+  std::vector<double> values;
+  const int64_t width = t.numel() / t.shape()[0];
+  for (int64_t i = begin * width; i < t.numel(); i++) values.push_back(t.get(i));
+  return values;
+}
+
+TEST_F(AttentionCuda, packed_documents_do_not_see_each_other) {
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    Inputs in({{21, 50, 9}, 4, 2, 16}, dtype);
+    const Outputs before = in.on_cuda(cuda);
+    for (int64_t i = 0; i < 21 * in.row; i++) in.qkv.set(i, 1 - 3 * in.qkv.get(i));
+    for (int64_t i = 0; i < 21 * 4 * 16; i++) in.d_o.set(i, 7);
+    const Outputs after = in.on_cuda(cuda);
+    EXPECT_EQ(tokens_from(after.o, 21), tokens_from(before.o, 21));
+    EXPECT_EQ(tokens_from(after.dqkv, 21), tokens_from(before.dqkv, 21));
+    EXPECT_NE(tokens_from(after.o, 0), tokens_from(before.o, 0));
+  }
+}
+
+// What is read is multiplied, if only with 0: NaN shows it.
+TEST_F(AttentionCuda, tiles_that_the_mask_hides_are_not_read) {
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    for (const bool is_window : {false, true}) {
+      // documents of 64 and 71: tiles end with the first one; or a window that is shorter than a tile
+      Inputs in(is_window ? AttentionCase{{195}, 1, 1, 64, 10} : AttentionCase{{64, 71}, 1, 1, 64}, dtype);
+      for (int64_t i = 0; i < 64 * in.row; i++) in.qkv.set(i, NAN);
+      const Outputs out = in.on_cuda(cuda);
+      for (const double x : tokens_from(out.o, is_window ? 128 : 64)) ASSERT_TRUE(std::isfinite(x)) << describe(in);
+      for (const double x : tokens_from(out.dqkv, is_window ? 192 : 64)) ASSERT_TRUE(std::isfinite(x)) << describe(in);
+    }
+  }
+}
+
+TEST_F(AttentionCuda, huge_scores_stay_finite) {
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    for (const double stddev : {1e4, 1e15}) {
+      const Outputs out = Inputs({{50, 3}, 2, 1, 8, 0, 0, stddev}, dtype).on_cuda(cuda);
+      for (const HostTensor* t : {&out.o, &out.lse, &out.dqkv}) {
+        for (int64_t i = 0; i < t->numel(); i++) ASSERT_TRUE(std::isfinite(t->get(i))) << stddev;
+      }
+    }
+  }
+}
+
+TEST_F(AttentionCuda, no_tokens_are_no_work) {
+  EXPECT_NO_THROW(Inputs({{}, 2, 1, 8}, DType::F32).on_cuda(cuda));
+}
+
+TEST_F(AttentionCuda, what_the_kernels_cannot_do_is_refused_by_name) {
+  const auto message = [&](const AttentionCase& c, DType dtype) -> std::string {
+    const Inputs in(c, dtype);
+    HostTensor o(dtype, in.d_o.shape()), lse(accumulator_dtype(dtype), {c.NH, in.T}), workspace(DType::U8, {4096});
+    try {
+      attention_forward(cuda, o, lse, in.qkv, {in.cu, in.bounds}, in.shape, workspace);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(message({{3}, 1, 1, 8}, DType::F64),
+            "attention: dtype F64 is not supported on the CUDA device, use F32 or BF16");
+  EXPECT_EQ(message({{3}, 1, 1, 258}, DType::BF16), "attention: heads of width 258, the CUDA kernels allow 256");
+}
+
+TEST_F(AttentionCuda, these_kernels_ran) {
+  Inputs({{5}, 1, 1, 8}, DType::BF16).on_cuda(cuda);
+  const std::set<std::string> kernels = simt_launched_kernels();
+  for (const char* name : {"attention_forward_kernel", "attention_row_dot_kernel", "attention_backward_queries_kernel",
+                           "attention_backward_keys_kernel"}) {
+    EXPECT_TRUE(kernels.contains(name)) << name;
+  }
+}
+
+}  // namespace
