@@ -29,6 +29,7 @@
 #include "llama/metrics.h"
 #include "llama/report.h"
 #include "llama/schedule.h"
+#include "llama/selftest.h"
 #include "llama/stop_signal.h"
 #include "llama/validate.h"
 
@@ -244,6 +245,7 @@ StepResult train_step(const RunConfig& run, const std::vector<MicroBatch>& micro
     state.llama.backward(micro.batch, state.params, grad_scale, logits);
   }
   state.params.finish_grads();
+  if (device.is_cuda()) world.barrier();  // which is watched, as waiting for a GPU is not
   result.loss = world.sum(state.llama.take_nll()) * grad_scale;
   result.grad_norm = state.params.grad_norm();
   check_finite(result.loss, result.grad_norm, step);
@@ -253,12 +255,16 @@ StepResult train_step(const RunConfig& run, const std::vector<MicroBatch>& micro
 
 int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   RunConfig run = parse_run_config(argc, argv);
-  resolve_device(run);
   if (!run.answer.empty()) {
     if (world.rank() == 0) std::fputs(run.answer.c_str(), stdout);
     return 0;
   }
   Console console = Console::standard(world.rank() == 0);
+  if (run.selftest) {
+    Device gpu = Device::cuda(0);
+    return selftest(gpu, console) ? 0 : 1;
+  }
+  resolve_device(run);
   console.heading("Run");
   console.print(describe(run, console.width()));
 
@@ -331,7 +337,9 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
                state.adamw.num_not_decayed());
   if (trainer.step >= total_steps) console.info("all {} steps are done already", total_steps);
   trainer.run = to_json(run);
-  console.info("device {}, {} threads, GEMM peak {:.1f} GFLOP/s", device.name(), num_threads(), peak_flops * 1e-9);
+  console.info("device {}, {}, {} threads, GEMM peak {:.1f} GFLOP/s", device.name(), name_of(options.dtype),
+               num_threads(), peak_flops * 1e-9);
+  if (shape.world > 1) console.info("tensors travel by {}", mesh.transport());
   std::optional<MetricsLog> log;
   if (world.rank() == 0) log.emplace(log_path(run), trainer.step, console);
   const FileSystem disk([&](const char*, const std::filesystem::path&) {

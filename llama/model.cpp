@@ -84,7 +84,7 @@ void Llama::load_batch(const Batch& batch) {
   inputs_.documents.cu_seqlens = batch.cu_seqlens;
   if (device_.is_cuda()) {
     const std::vector<int32_t> bounds = document_bounds(batch.cu_seqlens);
-    device_.copy_from_host(bounds_.data, bounds.data(), bounds.size() * sizeof(int32_t));
+    device_.upload(bounds_.data, bounds.data(), bounds.size() * sizeof(int32_t));
     inputs_.documents.bounds = bounds_.rows(0, T * options_.sp_size);
   }
   inputs_.ulysses = ulysses_ ? &*ulysses_ : nullptr;
@@ -94,7 +94,7 @@ void Llama::load_batch(const Batch& batch) {
     const RopeConfig& rope = config_.ropes[i];
     if (inv_freq_seqlen_[i] == 0 || (rope.depends_on_length() && inv_freq_seqlen_[i] != seqlen)) {
       const RopeTable table = make_rope_table(rope, seqlen);
-      device_.copy_from_host(inv_freq_[i].data, table.inv_freq.data(), table.inv_freq.size() * sizeof(float));
+      device_.upload(inv_freq_[i].data, table.inv_freq.data(), table.inv_freq.size() * sizeof(float));
       attention_factor_[i] = table.attention_factor;
       inv_freq_seqlen_[i] = std::max<int64_t>(seqlen, 1);
     }

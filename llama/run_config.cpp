@@ -110,7 +110,7 @@ struct Arguments {
   CLI::App app;
   std::string config_path, world;
   std::vector<std::pair<const Option*, CLI::Option*>> given;
-  CLI::Option *help, *version, *plan;
+  CLI::Option *help, *version, *plan, *selftest;
 
   explicit Arguments(const std::vector<Option>& options) {
     app.set_help_flag();
@@ -119,6 +119,7 @@ struct Arguments {
     help = app.add_flag("-h,--help");
     version = app.add_flag("--version");
     plan = app.add_flag("--plan");
+    selftest = app.add_flag("--selftest");
     app.add_option("--world", world);
     for (const Option& o : options) {
       CLI::Option* argument = app.add_option("--" + std::string(o.key));
@@ -191,7 +192,8 @@ RunConfig parse_run_config(int argc, const char* const* argv) {
   arguments.parse(argc, argv);
   if (arguments.help->count()) run.answer = help_text();
   if (arguments.version->count()) run.answer = fmt::format("train_gpt {}\n", kVersion);
-  if (!run.answer.empty()) return run;
+  run.selftest = arguments.selftest->as<bool>();
+  if (!run.answer.empty() || run.selftest) return run;
   CHECK(argc > 1, "nothing to train.\n{}", usage_text());
   run.config_path = arguments.config_path;
   if (!run.config_path.empty()) {

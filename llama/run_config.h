@@ -87,6 +87,7 @@ struct RunConfig {
 
   /// --help, --version: what to print instead of a run; nothing else is checked then.
   std::string answer;
+  bool selftest = false;  ///< --selftest: compare the GPU with the CPU instead of a run; likewise
 };
 
 inline constexpr const char* kVersion = "0.1.0";

@@ -46,7 +46,7 @@ std::string default_of(const Option& option) {
 }  // namespace
 
 std::string usage_text() {
-  return "Usage: train_gpt [CONFIG.json] [--section.key value ...] [--plan [--world N]]\n"
+  return "Usage: train_gpt [CONFIG.json] [--section.key value ...] [--plan [--world N] | --selftest]\n"
          "       train_gpt --help | --version\n";
 }
 
@@ -65,7 +65,8 @@ std::string help_text() {
       "", kHelpWidth);
   help +=
       "\n  --plan         print the configuration, the model, the data and the memory plan, and stop\n"
-      "  --world N      with --plan: for N ranks\n";
+      "  --world N      with --plan: for N ranks\n"
+      "  --selftest     compare every layer on this GPU with the CPU, print a table, and stop\n";
   for (const Section& section : option_sections()) {
     help += fmt::format("\n{}: {}\n", section.name, section.help);
     for (const Option& o : options_of(run)) {

@@ -1,0 +1,277 @@
+#include "llama/selftest.h"
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "layers/adamw.h"
+#include "layers/attention.h"
+#include "layers/core/rng.h"
+#include "layers/embedding.h"
+#include "layers/gated_act.h"
+#include "layers/linear.h"
+#include "layers/loss.h"
+#include "layers/qk_norm.h"
+#include "layers/reduce.h"
+#include "layers/rope.h"
+#include "layers/ulysses.h"
+
+namespace {
+
+// ||gpu - cpu|| / ||cpu|| of an output: sums of some hundreds of fp32 terms in another order; a few roundings to 8
+// bits.
+constexpr double kFp32Bound = 2e-5, kBf16Bound = 1e-2;
+
+// Tails of everything: no size is a multiple of a tile or of a vector.
+constexpr int64_t T = 203, C = 264, V = 1003, F = 328, NH = 6, NKV = 2;
+
+struct Output {
+  const char* name;
+  std::vector<double> values;
+};
+
+/// A place for a layer to run: random inputs, the same everywhere, and zeros to write to.
+class Bed {
+ public:
+  Bed(Device& device, DType dtype, bool rounds) : device(device), dtype(dtype), rounds_(rounds) {}
+  Bed(const Bed&) = delete;
+  ~Bed() {
+    for (const Tensor& t : tensors_) device.deallocate(t.data, t.size_bytes());
+  }
+
+  /// N(0, stddev), rounded to bf16 when the GPU computes in bf16.
+  Tensor random(Shape shape, const char* name, double stddev = 1) {
+    const Philox rng(7, hash_name(name));
+    std::vector<float> values(static_cast<size_t>(shape.numel()));
+    for (size_t i = 0; i < values.size(); i++) {
+      values[i] = static_cast<float>(stddev * rng.normal(i));
+      if (rounds_) values[i] = static_cast<float>(bf16(values[i]));
+    }
+    if (dtype == DType::F32) return upload(values.data(), dtype, shape, name);
+    std::vector<bf16> rounded;
+    for (const float value : values) rounded.push_back(bf16(value));
+    return upload(rounded.data(), dtype, shape, name);
+  }
+  Tensor zeros(Shape shape, const char* name) { return zeros(dtype, shape, name); }
+  Tensor zeros(DType of, Shape shape, const char* name) {
+    Tensor t = {nullptr, of, shape, name};
+    t.data = device.allocate(t.size_bytes());
+    tensors_.push_back(t);
+    return t;
+  }
+  Tensor ints(const std::vector<int32_t>& values, Shape shape, const char* name) {
+    return upload(values.data(), DType::I32, shape, name);
+  }
+  Output output(Tensor t) {
+    std::vector<char> bytes(t.size_bytes());
+    device.copy_to_host(bytes.data(), t.data, bytes.size());
+    std::vector<double> values;
+    for (int64_t i = 0; i < t.numel(); i++) {
+      switch (t.dtype) {
+        case DType::BF16:
+          values.push_back(static_cast<float>(reinterpret_cast<const bf16*>(bytes.data())[i]));
+          break;
+        case DType::F64:
+          values.push_back(reinterpret_cast<const double*>(bytes.data())[i]);
+          break;
+        default:
+          values.push_back(reinterpret_cast<const float*>(bytes.data())[i]);
+      }
+    }
+    return {t.name, std::move(values)};
+  }
+
+  Device& device;
+  DType dtype;
+
+ private:
+  Tensor upload(const void* data, DType of, Shape shape, const char* name) {
+    const Tensor t = zeros(of, shape, name);
+    device.copy_from_host(t.data, data, t.size_bytes());
+    return t;
+  }
+
+  bool rounds_;
+  std::vector<Tensor> tensors_;
+};
+
+using Outputs = std::vector<Output>;
+
+std::vector<int32_t> some_tokens() {
+  std::vector<int32_t> tokens;
+  const Philox rng(3, 0);
+  for (int64_t t = 0; t < T; t++) {
+    tokens.push_back(t % 3 == 0 ? 5 : static_cast<int32_t>(rng.uniform(static_cast<uint64_t>(t)) * V));
+  }
+  return tokens;
+}
+
+Outputs run_embedding(Bed& bed) {
+  const std::vector<int32_t> host = some_tokens();
+  const Tensor tokens = bed.ints(host, {T}, "tokens"), order = bed.ints(embedding_order(host, V), {T}, "order");
+  const Tensor y = bed.zeros({T, C}, "y"), dw = bed.zeros(DType::F32, {V, C}, "dw");
+  embedding_forward(bed.device, y, tokens, bed.random({V, C}, "w"), 1.5);
+  embedding_backward(bed.device, dw, bed.random({T, C}, "dy"), tokens, order, 1.5, -1);
+  return {bed.output(y), bed.output(dw)};
+}
+
+Outputs run_rmsnorm(Bed& bed) {
+  const Tensor x = bed.random({T, C}, "x"), w = bed.random({C}, "w"), y = bed.zeros({T, C}, "y"),
+               rstd = bed.zeros(DType::F32, {T}, "rstd"), dx = bed.zeros({T, C}, "dx"),
+               dw = bed.zeros(DType::F32, {C}, "dw");
+  rmsnorm_forward(bed.device, y, rstd, x, w, 1e-5, NormKind::LateCast);
+  rmsnorm_backward(bed.device, dx, dw, bed.random({T, C}, "dy"), x, rstd, w, NormKind::LateCast);
+  return {bed.output(y), bed.output(dx), bed.output(dw)};
+}
+
+Outputs run_linear(Bed& bed) {
+  const Tensor x = bed.random({T, C}, "x"), w = bed.random({F, C}, "w"), y = bed.zeros({T, F}, "y"),
+               dx = bed.zeros({T, C}, "dx"), dw = bed.zeros(DType::F32, {F, C}, "dw"),
+               db = bed.zeros(DType::F32, {F}, "db");
+  linear_forward(bed.device, y, x, w, bed.random({F}, "b"));
+  linear_backward(bed.device, dx, dw, db, bed.random({T, F}, "dy"), x, w);
+  return {bed.output(y), bed.output(dx), bed.output(dw), bed.output(db)};
+}
+
+Outputs run_rope_and_qk_norm(Bed& bed) {
+  constexpr int64_t HD = 48, H = NH + 2 * NKV;
+  const QkNormShape shape = {NH, NKV, HD, true};
+  std::vector<int32_t> positions;
+  for (int64_t t = 0; t < T; t++) positions.push_back(static_cast<int32_t>(31 * t));
+  std::vector<float> inv_freq;
+  for (int m = 0; m < HD / 2; m++) inv_freq.push_back(std::pow(10000.0f, -2.0f * static_cast<float>(m) / HD));
+  Tensor frequencies = bed.zeros(DType::F32, {HD / 2}, "inv_freq");
+  bed.device.copy_from_host(frequencies.data, inv_freq.data(), inv_freq.size() * sizeof(float));
+  const Tensor cos = bed.zeros(DType::F32, {T, HD / 2}, "cos"), sin = bed.zeros(DType::F32, {T, HD / 2}, "sin");
+  rope_table(bed.device, cos, sin, bed.ints(positions, {T}, "positions"), frequencies, 1.0);
+
+  const Tensor qkv = bed.random({T, H, HD}, "qkv"), qw = bed.random({HD}, "qw"), kw = bed.random({HD}, "kw"),
+               y = bed.zeros({T, H, HD}, "y"), rstd = bed.zeros(DType::F32, {T, shape.num_norms()}, "rstd"),
+               dqkv = bed.random({T, H, HD}, "dqkv"), dqw = bed.zeros(DType::F32, {HD}, "dq_weight"),
+               dkw = bed.zeros(DType::F32, {HD}, "dk_weight");
+  qk_norm_forward(bed.device, y, rstd, qkv, qw, kw, shape, 1e-6, NormKind::LateCast);
+  rope_forward(bed.device, y, cos, sin, NH + NKV, false);
+  rope_backward(bed.device, dqkv, cos, sin, NH + NKV, false);
+  qk_norm_backward(bed.device, dqkv, dqw, dkw, dqkv, qkv, rstd, qw, kw, shape, NormKind::LateCast);
+  return {bed.output(y), bed.output(dqkv), bed.output(dqw), bed.output(dkw)};
+}
+
+Outputs run_attention(Bed& bed, int64_t HD, int64_t window, double softcap) {
+  const AttentionShape shape = {NH, NKV, HD, 1 / std::sqrt(static_cast<double>(HD)), softcap, window};
+  const std::vector<int64_t> cu = {0, 1, 90, 97, T};
+  const Documents documents = {cu, bed.ints(document_bounds(cu), {T, 2}, "bounds")};
+  const Tensor qkv = bed.random({T, NH + 2 * NKV, HD}, "qkv"), o = bed.zeros({T, NH, HD}, "o"),
+               lse = bed.zeros(DType::F32, {NH, T}, "lse"), dqkv = bed.zeros({T, NH + 2 * NKV, HD}, "dqkv");
+  const auto size = static_cast<int64_t>(attention_workspace_bytes(shape, bed.dtype, T, bed.device.kind()));
+  const Tensor workspace = bed.zeros(DType::U8, {size}, "workspace");
+  attention_forward(bed.device, o, lse, qkv, documents, shape, workspace);
+  attention_backward(bed.device, dqkv, bed.random({T, NH, HD}, "do"), qkv, o, lse, documents, shape, workspace);
+  return {bed.output(o), bed.output(dqkv)};
+}
+
+Outputs run_gated_act(Bed& bed) {
+  const Tensor gate_up = bed.random({T, 2 * F}, "gate_up"), y = bed.zeros({T, F}, "y"),
+               d = bed.zeros({T, 2 * F}, "d_gate_up");
+  gated_act_forward(bed.device, y, gate_up, GateKind::Silu);
+  gated_act_backward(bed.device, d, bed.random({T, F}, "dy"), gate_up, GateKind::Silu);
+  return {bed.output(y), bed.output(d)};
+}
+
+Outputs run_loss(Bed& bed) {
+  std::vector<int32_t> host = some_tokens();
+  for (size_t t = 0; t < host.size(); t += 4) host[t] = -100;
+  LossRows rows;
+  rows.rows = bed.ints(loss_rows(host, V, rows.num_targets), {T}, "rows");
+  const LossShape shape = {0, 64};
+  const Tensor nll = bed.zeros(DType::F64, {1}, "nll"), dx = bed.zeros({T, C}, "dx"),
+               dw = bed.zeros(DType::F32, {V, C}, "dw");
+  const auto size = static_cast<int64_t>(loss_workspace_bytes(shape, bed.dtype, T, C, V));
+  loss_forward_backward(bed.device, nll, dx, dw, bed.random({T, C}, "x"), bed.random({V, C}, "w", 0.1),
+                        bed.ints(host, {T}, "targets"), rows, 1.0, shape, bed.zeros(DType::U8, {size}, "workspace"));
+  return {bed.output(nll), bed.output(dx), bed.output(dw)};
+}
+
+Outputs run_ulysses(Bed& bed) {
+  constexpr int64_t HD = 40, H = NH + 2 * NKV;
+  const UlyssesShape shape = {NH, NKV, HD, 6};
+  const Tensor sent = bed.zeros({6, T, shape.part_qkv_heads(), HD}, "sent"), dqkv = bed.zeros({T, H, HD}, "dqkv"),
+               o = bed.zeros({T, NH, HD}, "o"), d_sent = bed.zeros({6, T, 1, HD}, "d_sent");
+  ulysses_pack_qkv(bed.device, sent, bed.random({T, H, HD}, "qkv"), shape);
+  ulysses_unpack_dqkv(bed.device, dqkv, bed.random({6, T, shape.part_qkv_heads(), HD}, "received"), shape);
+  ulysses_unpack_heads(bed.device, o, bed.random({6, T, 1, HD}, "heads"), shape);
+  ulysses_pack_heads(bed.device, d_sent, bed.random({T, NH, HD}, "d_o"), shape);
+  return {bed.output(sent), bed.output(dqkv), bed.output(o), bed.output(d_sent)};
+}
+
+/// fp32 on either side, whatever the weights: masters and moments are.
+Outputs run_adamw_and_sums(Bed& bed) {
+  Bed fp32(bed.device, DType::F32, false);
+  const Tensor p = fp32.random({5003}, "p"), m = fp32.random({5003}, "m"), v = fp32.random({5003}, "v"),
+               g = fp32.random({5003}, "g");
+  fill_zero(bed.device, v);
+  AdamWStep step;
+  step.lr = 1e-2, step.weight_decay = 0.1, step.step = 3;
+  adamw_update(bed.device, p, m, v, g, step);
+  const Tensor sum = fp32.zeros(DType::F64, {1}, "sum of squares"), parts = fp32.zeros({1000}, "parts");
+  add_sum_of_squares(bed.device, sum, g);
+  add_parts(bed.device, parts, g.rows(0, 5000), 5);
+  return {fp32.output(p), fp32.output(m), fp32.output(v), fp32.output(sum), fp32.output(parts)};
+}
+
+double relative_error(const std::vector<double>& found, const std::vector<double>& expected) {
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < expected.size(); i++) {
+    error += (found[i] - expected[i]) * (found[i] - expected[i]);
+    norm += expected[i] * expected[i];
+  }
+  return std::sqrt(error / norm);
+}
+
+struct Layer {
+  const char* name;
+  std::function<Outputs(Bed&)> run;
+};
+
+const Layer kLayers[] = {
+    {"embedding", run_embedding},
+    {"rmsnorm", run_rmsnorm},
+    {"linear", run_linear},
+    {"qk_norm, rope", run_rope_and_qk_norm},
+    {"attention, heads of 64", [](Bed& bed) { return run_attention(bed, 64, 0, 0); }},
+    {"attention, heads of 128", [](Bed& bed) { return run_attention(bed, 128, 0, 0); }},
+    {"attention, window 33", [](Bed& bed) { return run_attention(bed, 64, 33, 0); }},
+    {"attention, softcap", [](Bed& bed) { return run_attention(bed, 80, 0, 5); }},
+    {"gated_act", run_gated_act},
+    {"loss", run_loss},
+    {"ulysses", run_ulysses},
+    {"adamw, sums", run_adamw_and_sums},
+};
+
+}  // namespace
+
+bool selftest(Device& gpu, Console& console) {
+  Device cpu = Device::cpu();
+  console.heading("Self-test: this GPU against the CPU");
+  Table table({{"layer"}, {"output"}, {"fp32", Table::Align::Right}, {"bf16", Table::Align::Right}, {""}});
+  bool is_right = true;
+  for (const Layer& layer : kLayers) {
+    Outputs expected[2], found[2];
+    for (const int rounds : {0, 1}) {
+      Bed reference(cpu, DType::F32, rounds == 1), bed(gpu, rounds == 1 ? DType::BF16 : DType::F32, rounds == 1);
+      expected[rounds] = layer.run(reference), found[rounds] = layer.run(bed);
+    }
+    for (size_t i = 0; i < expected[0].size(); i++) {
+      const double fp32 = relative_error(found[0][i].values, expected[0][i].values);
+      const double bf16 = relative_error(found[1][i].values, expected[1][i].values);
+      const bool passes = fp32 <= kFp32Bound && bf16 <= kBf16Bound;  // not for NaN
+      is_right = is_right && passes;
+      table.row({i == 0 ? layer.name : "", expected[0][i].name, fmt::format("{:.1e}", fp32),
+                 fmt::format("{:.1e}", bf16), passes ? "ok" : "WRONG"});
+    }
+  }
+  console.table(table);
+  console.info("bounds: fp32 {:.0e}, bf16 {:.0e}; {}", kFp32Bound, kBf16Bound,
+               is_right ? "all layers are right" : "some layers are WRONG: do not train on this machine");
+  return is_right;
+}
