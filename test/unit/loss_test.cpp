@@ -287,7 +287,6 @@ TEST(Loss, workspace_holds_one_tile_whatever_the_number_of_tokens) {
 
 TEST(Loss, contract_violations_are_named) {
   Problem p({6, 3, 8, {0, 4}, 0.0}, DType::F32);
-  Device device = Device::cpu();
   for (const double target : {8.0, -1.0, -99.0}) {
     p.targets.set(2, target);
     EXPECT_EQ(error_of([&] { p.forward(); }),
