@@ -32,10 +32,10 @@ struct Inputs {
     return out;
   }
 
-  /// `offset`: elements between a tensor and an aligned address.
-  Outputs on_cuda(Device& cuda, const AdamWStep& step, int64_t offset = 0) const {
+  /// Offsets: elements between a tensor and an aligned address.
+  Outputs on_cuda(Device& cuda, const AdamWStep& step, int64_t offset = 0, int64_t weights_offset = 0) const {
     DeviceTensor p_(cuda, p, offset), m_(cuda, m, offset), v_(cuda, v, offset), g_(cuda, g, offset);
-    DeviceTensor weights_(cuda, DType::BF16, p.shape(), offset);
+    DeviceTensor weights_(cuda, DType::BF16, p.shape(), weights_offset);
     adamw_update(cuda, p_, m_, v_, g_, step, weights_);
     return {p_.to_host(), m_.to_host(), v_.to_host(), weights_.to_host()};
   }
@@ -53,9 +53,10 @@ class AdamWCuda : public testing::Test {
 // The same operations in the same order, none contracted on this machine: nothing is left to differ.
 TEST_F(AdamWCuda, kernel_has_the_bits_of_the_cpu_layer) {
   for (const int64_t n : kFlatSizes) {
-    for (const int64_t offset : {0, 1, 4}) {  // 4: F32 is aligned to 128 bits, the weights are not
+    for (const auto& [offset, weights_offset] : {std::pair(0, 0), std::pair(1, 0), std::pair(0, 1), std::pair(4, 4)}) {
       const Inputs in(n);
-      EXPECT_TRUE(in.on_cuda(cuda, step, offset).bit_equal(in.on_cpu(step))) << n << " offset " << offset;
+      EXPECT_TRUE(in.on_cuda(cuda, step, offset, weights_offset).bit_equal(in.on_cpu(step)))
+          << n << " offsets " << offset << " " << weights_offset;
     }
   }
 }
