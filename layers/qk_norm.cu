@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks)
 /// Calls `op` with the element type and the width as constants; `pointers` decide on the width.
 template <class Op>
 void dispatch(const QkNormShape& shape, DType dtype, std::initializer_list<const void*> pointers, Op&& op) {
-  dispatch_cuda_float(dtype, "qk_norm", [&]<class T>(T) {
+  dispatch_cuda(dtype, "qk_norm", [&]<class T>(T) {
     is_packable<T>(shape.head_dim, pointers) ? op.template operator()<T, kPackWidth<T>>()
                                              : op.template operator()<T, 1>();
   });

@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kMaxThreads)
 /// Calls `op` with the element type and the width as constants, for runs of `width` elements; `pointers` decide too.
 template <class Op>
 void dispatch(DType dtype, int64_t width, std::initializer_list<const void*> pointers, Op&& op) {
-  dispatch_cuda_float(dtype, "ulysses", [&]<class T>(T) {
+  dispatch_cuda(dtype, "ulysses", [&]<class T>(T) {
     is_packable<T>(width, pointers) ? op.template operator()<T, kPackWidth<T>>() : op.template operator()<T, 1>();
   });
 }

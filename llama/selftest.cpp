@@ -34,7 +34,7 @@ struct Output {
 /// A place for a layer to run: random inputs, the same everywhere, and zeros to write to.
 class Bed {
  public:
-  Bed(Device& device, DType dtype, bool rounds) : device(device), dtype(dtype), rounds_(rounds) {}
+  Bed(Device& on, DType of, bool rounds) : device(on), dtype(of), rounds_(rounds) {}
   Bed(const Bed&) = delete;
   ~Bed() {
     for (const Tensor& t : tensors_) device.deallocate(t.data, t.size_bytes());
