@@ -51,7 +51,7 @@ std::string to_console_line(const StepMetrics& m, int64_t total_steps, double to
       step_width, total_steps, number(m.loss, "{:.4f}"), number(m.grad_norm, "{:.4g}"), number(m.lr, "{:.2e}"),
       std::isfinite(tokens_per_s) ? format_count(tokens_per_s) : "-", number(100 * mfu, "{:.1f}%"),
       std::isfinite(m.mem_mib) ? format_bytes(m.mem_mib * 0x1p20) : "-", format_duration(eta_s));
-  if (m.imbalance > 1) line += fmt::format("  imbalance {:.2f}", m.imbalance);
+  if (m.imbalance >= 1.005) line += fmt::format("  imbalance {:.2f}", m.imbalance);
   if (m.eval_loss) {
     line += fmt::format("  eval {} (ppl {})", number(*m.eval_loss, "{:.4f}"), number(std::exp(*m.eval_loss), "{:.4g}"));
   }
