@@ -23,7 +23,7 @@
 // A block has 128 threads. bf16, sm_90: registers of a thread, shared memory of a block, blocks on a multiprocessor
 //                 HD 64                     HD 128
 //   (filled in below)
-//   Widths between are padded with zeros in shared memory to 32, 64, 96, 128 or 256 (fp32: 64, 128 or 256).
+//   Widths between are padded with zeros in shared memory to 32, 64, 96, 128 or 256 (fp32: not to 96).
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -408,6 +408,7 @@ void dispatch(DType dtype, int64_t head_dim, Op&& op) {
   CHECK(head_dim <= kMaxHeadDim, "attention: heads of width {}, the CUDA kernels allow {}", head_dim, kMaxHeadDim);
   switch (dtype) {
     case DType::F32:
+      if (head_dim <= 32) return op(Engines<float, 32>());
       if (head_dim <= 64) return op(Engines<float, 64>());
       if (head_dim <= 128) return op(Engines<float, 128>());
       return op(Engines<float, 256>());
