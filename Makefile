@@ -106,8 +106,9 @@ $(B)/layers/attention_cudnn.cu.o: layers/attention_cudnn.cu | $(CUDNN_FRONTEND)/
 	  -DCUDNN_FRONTEND_SKIP_JSON_LIB -MMD -MP -MF $(@:.o=.d) -x c++ -c -o $@ $<
 $(B)/layers/attention_cudnn.cu.o: LEVEL := -O1
 
-build/cudnn_frontend/include/cudnn_frontend.h: scripts/requirements-cudnn.txt
-	scripts/fetch_cudnn_frontend.sh $< build/cudnn_frontend
+# Headers that are there are not fetched again: another version is another `make clean`.
+build/cudnn_frontend/include/cudnn_frontend.h:
+	scripts/fetch_cudnn_frontend.sh scripts/requirements-cudnn.txt build/cudnn_frontend
 
 # train_gpt.cu holds no kernel: nvcc compiles it where there is one, a plain C++ compiler elsewhere.
 ifeq ($(CUDA),1)

@@ -36,10 +36,12 @@ using TensorPtr = std::shared_ptr<fe::graph::Tensor_attributes>;
 
 constexpr int64_t kMaxSlots = 4096;      // more documents: our own kernels, which have no slots to fill
 constexpr int64_t kMinSlotLength = 128;  // a tile of the engines; a graph for one token has no backward
-constexpr int64_t kTokenSteps = 8;       // num_tokens is rounded up by at most an eighth
+constexpr int64_t kTokenSteps = 8;       // num_tokens is rounded up by at most an eighth, or
+constexpr int64_t kTokenMultiple = 64;   // to this: what lies behind a scratch of num_tokens is aligned to 256 bytes
 constexpr size_t kMinVersion = 91800;    // before: the backward reads an uninitialised workspace on 9.x
 constexpr int64_t kAlignment = 256;      // of the parts of the workspace, in bytes
-constexpr int64_t kBytesPerEngine = 64 << 10, kBytesPerSlot = 1024;  // of an engine's own scratch, at most
+// Of an engine's own scratch, at most: cuDNN 9.19 asks for 2 KiB and 896 bytes a slot.
+constexpr int64_t kBytesPerEngine = 64 << 10, kBytesPerSlot = 1024;
 
 enum Uid : int64_t {
   kQ = 1,
@@ -189,7 +191,7 @@ class GraphBuilder {
   void output(const TensorPtr& t, Uid uid, int64_t heads, const TensorPtr& offsets) {
     place(t->set_output(true).set_uid(uid), heads, heads, offsets);
   }
-  /// By token: with one row a head, the frontend (1.23) sizes its scratch wrongly and gradients are zero.
+  /// By token: as (NH, T) its strides, and with them the plan, would change with every T.
   void place_lse(fe::graph::Tensor_attributes& t) {
     t.set_dim({key_.slots, key_.num_heads, key_.slot_length, 1})
         .set_stride({key_.slot_length * key_.num_heads, 1, key_.num_heads, 1})
@@ -375,7 +377,7 @@ AttentionCudnnBatch attention_cudnn_batch(std::span<const int64_t> cu_seqlens) {
   const auto power_of_two = [](int64_t n) { return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n))); };
   const int64_t T = std::max(cu_seqlens.back(), kMinSlotLength);
   return {power_of_two(static_cast<int64_t>(cu_seqlens.size()) - 1), std::max(kMinSlotLength, power_of_two(longest)),
-          round_up(T, power_of_two(T) / (2 * kTokenSteps))};
+          round_up(T, std::max(kTokenMultiple, power_of_two(T) / (2 * kTokenSteps)))};
 }
 
 size_t attention_cudnn_workspace_bytes(const AttentionShape& shape, DType dtype, int64_t T) {

@@ -139,13 +139,14 @@ TEST(CudnnBatch, is_rounded_up_to_few_sizes) {
   };
   expect({0}, {0, 0, 0});
   expect({0, 1}, {1, 128, 128});
-  expect({0, 129, 200}, {2, 256, 208});
+  expect({0, 129, 200}, {2, 256, 256});
   expect({0, 100, 200, 8192}, {4, 8192, 8192});
   expect({0, 4097}, {1, 8192, 4608});
   for (int64_t T = 1; T < 5000; T += 7) {
     const AttentionCudnnBatch batch = attention_cudnn_batch(std::vector<int64_t>{0, T});
     EXPECT_GE(batch.num_tokens, T);
-    EXPECT_LE(batch.num_tokens, std::max<int64_t>(128, T + T / 8 + 1)) << T;
+    EXPECT_EQ(batch.num_tokens % 64, 0);
+    EXPECT_LE(batch.num_tokens, std::max<int64_t>(128, T + std::max<int64_t>(63, T / 8))) << T;
   }
 }
 
