@@ -1,8 +1,10 @@
 # train_gpt: build, demo, test, bench, lint. `make help` lists the targets.
 #
-#   make [CUDA=0|1] [MPI=0|1] [SAN=1] [ARCH=native]      objects in build/<flavour>/, the program in build/train_gpt
+#   make [CUDA=0|1] [CUDNN=0|1] [MPI=0|1] [SAN=1] [ARCH=native]
+#                                                      objects in build/<flavour>/, the program in build/train_gpt
 #
-# CUDA=1 is the default where nvcc is found, MPI=1 where mpicxx is found. SAN=1 builds with ASan and UBSan.
+# CUDA=1 is the default where nvcc is found, CUDNN=1 where cudnn.h is found too, MPI=1 where mpicxx is found. SAN=1 builds
+# with ASan and UBSan.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -18,7 +20,16 @@ ARCH  ?= native
 CUDA_ARCHS ?= 80 90 100
 JOBS  ?= $(shell nproc)
 
+# cuDNN for attention, where its header is. Its C++ frontend is a set of headers in a wheel of PyPI, fetched once;
+# CUDNN_FRONTEND=DIR names a DIR/include/cudnn_frontend.h that is there already, CUDNN=0 builds without.
+CUDA_HOME := $(if $(filter 1,$(CUDA)),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
+CUDNN_HEADER := $(if $(CUDA_HOME),$(firstword $(wildcard $(CUDA_HOME)/include/cudnn.h /usr/include/cudnn.h \
+                  /usr/include/*-linux-gnu/cudnn.h)))
+CUDNN ?= $(if $(CUDNN_HEADER),1,0)
+CUDNN_FRONTEND ?= build/cudnn_frontend
+
 FLAVOUR := $(if $(filter 1,$(SAN)),san,release)$(if $(filter 1,$(CUDA)),-cuda)$(if $(filter 1,$(MPI)),-mpi)
+FLAVOUR := $(FLAVOUR)$(if $(filter 0,$(CUDNN)),$(if $(CUDNN_HEADER),-nocudnn))
 B := build/$(FLAVOUR)
 
 # ---- flags
@@ -37,14 +48,14 @@ NVCCFLAGS := -std=c++20 -O3 -lineinfo -Werror all-warnings --expt-relaxed-conste
              -Xptxas --warn-on-spills,--warning-as-error -Xcompiler "-fopenmp -Wall -Wextra" \
              $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
 ifeq ($(CUDA),1)
-CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 NCCL ?= $(if $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h),1,0)
-# cuBLASLt is the toolkit's shared library (its static one is not in every toolkit); the program finds it where it was.
-LDLIBS += $(foreach d,$(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib),-L$(d) -Wl$(,)-rpath$(,)$(d)) \
-          -lcublasLt -lcudart_static -ldl -lrt
+# cuBLASLt is the toolkit's shared library (its static one is not in every toolkit); programs find it where it was.
+LDLIBS += $(foreach d,$(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib),-L$(d) -Wl$(,)-rpath$(,)$(d))
+# Programs without attention or ranks do not load these. nvrtc is the wish of cuDNN's frontend.
+LDLIBS += -Wl$(,)--push-state$(,)--as-needed -lcublasLt $(if $(filter 1,$(CUDNN)),-lcudnn -lnvrtc) \
+          $(if $(filter 1,$(NCCL)),-lnccl) -Wl$(,)--pop-state -lcudart_static -ldl -lrt
 endif
 NCCL ?= 0
-LDLIBS += $(if $(filter 1,$(NCCL)),-lnccl)
 ifeq ($(MPI),1)
 MPI_CPPFLAGS := -DOMPI_SKIP_MPICXX $(shell $(MPICXX) --showme:compile 2>/dev/null)
 LDLIBS += $(shell $(MPICXX) --showme:link 2>/dev/null)
@@ -56,6 +67,9 @@ SRC := $(filter-out $(if $(filter 1,$(MPI)),comm/world_self.cpp,comm/world_mpi.c
 SRC := $(filter-out $(if $(filter 1,$(NCCL)),comm/nccl_none.cpp),$(SRC))
 CU  := $(if $(filter 1,$(CUDA)),$(sort $(wildcard layers/core/*.cu layers/*.cu comm/*.cu)))
 CU  := $(filter-out $(if $(filter 0,$(NCCL)),comm/nccl_comm.cu),$(CU))
+# cuDNN's attention, or a stand-in
+SRC := $(filter-out $(if $(filter 1,$(CUDNN)),layers/attention_cudnn_stub.cpp),$(SRC))
+CU  := $(filter-out $(if $(filter 1,$(CUDNN)),,layers/attention_cudnn.cu),$(CU))
 OBJ := $(SRC:%.cpp=$(B)/%.o) $(CU:%.cu=$(B)/%.cu.o)
 LIB := $(B)/libtrain_gpt.a
 
@@ -87,6 +101,17 @@ $(B)/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(NVCC) $(CPPFLAGS) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 
+# attention_cudnn.cu holds no kernel, and the headers of the frontend are many: once, by the C++ compiler, takes 50 s.
+$(B)/layers/attention_cudnn.cu.o: layers/attention_cudnn.cu | $(CUDNN_FRONTEND)/include/cudnn_frontend.h
+	@mkdir -p $(@D)
+	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -isystem $(CUDNN_FRONTEND)/include -isystem $(CUDA_HOME)/include \
+	  -DCUDNN_FRONTEND_SKIP_JSON_LIB -MMD -MP -MF $(@:.o=.d) -x c++ -c -o $@ $<
+$(B)/layers/attention_cudnn.cu.o: LEVEL := -O1
+
+# Headers that are there are not fetched again: another version is another `make clean`.
+build/cudnn_frontend/include/cudnn_frontend.h:
+	scripts/fetch_cudnn_frontend.sh scripts/requirements-cudnn.txt build/cudnn_frontend
+
 # train_gpt.cu holds no kernel: nvcc compiles it where there is one, a plain C++ compiler elsewhere.
 ifeq ($(CUDA),1)
 $(B)/train_gpt.o: train_gpt.cu
@@ -111,7 +136,7 @@ demo:
 SIMT := build/simt
 SIMT_CXX ?= g++
 SIMT_KERNELS := $(filter-out layers/attention_cudnn.cu,$(sort $(wildcard layers/core/*.cu layers/*.cu)))
-SIMT_HOST := $(sort $(wildcard layers/core/*.cpp $(SIMT_KERNELS:.cu=.cpp))) \
+SIMT_HOST := $(sort $(wildcard layers/core/*.cpp layers/*_stub.cpp $(SIMT_KERNELS:.cu=.cpp))) \
              $(addprefix test/simt/,context.cpp schedule.cpp memory.cpp async_copy.cpp tensor_core.cpp cuda_api.cpp streams.cpp \
                cublas_lt.cpp grid.cpp describe.cpp)
 SIMT_CPPFLAGS := -Itest/simt/include -I. -DTRAIN_GPT_CUDA
@@ -170,9 +195,17 @@ TESTS := $(patsubst %.cpp,$(B)/%,$(sort $(wildcard test/unit/*_test.cpp test/num
 DISTRIBUTED_TESTS := $(if $(filter 1,$(MPI)),$(patsubst %.cpp,$(B)/%,$(sort $(wildcard test/distributed/*_test.cpp))))
 UNIT_TESTS := $(filter $(B)/test/unit/%,$(TESTS))
 SYSTEM_TESTS := $(patsubst %.cpp,$(B)/%,$(sort $(wildcard test/system/*_test.cpp)))
+CUDNN_TESTS := $(if $(filter 1,$(CUDNN)),$(patsubst %.cpp,$(B)/%,$(sort $(wildcard test/cudnn/*_test.cpp))))
 
 $(B)/test/%_test: $(B)/test/%_test.o $(LIB)
 	$(CXX) $(LDFLAGS) -o $@ $^ -lgtest -lgtest_main $(LDLIBS)
+
+# They ask cuDNN what it would do on GPUs that are not here: it wants a driver library, the toolkit's stub will do.
+# run_tests.sh puts it on the path of these programs only.
+$(CUDNN_TESTS): build/cudnn_driver/libcuda.so.1
+build/cudnn_driver/libcuda.so.1:
+	@mkdir -p $(@D)
+	ln -sfn $(CUDA_HOME)/lib64/stubs/libcuda.so $@
 
 $(B)/test/distributed/%_test: $(B)/test/distributed/%_test.o $(B)/test/distributed/main.o $(LIB)
 	$(CXX) $(LDFLAGS) -o $@ $^ -lgtest $(LDLIBS)
@@ -187,10 +220,10 @@ test:
 	    tee build/test.log || status=1; \
 	  read -r passed failed skipped <build/test.tally; echo "$$passed passed, $$failed failed, $$skipped skipped"; exit $$status
 
-tests: $(TESTS) $(DISTRIBUTED_TESTS) $(SYSTEM_TESTS)
+tests: $(TESTS) $(DISTRIBUTED_TESTS) $(SYSTEM_TESTS) $(CUDNN_TESTS)
 
 run-tests:
-	@scripts/run_tests.sh $(TESTS) $(DISTRIBUTED_TESTS) $(SYSTEM_TESTS)
+	@scripts/run_tests.sh $(TESTS) $(DISTRIBUTED_TESTS) $(SYSTEM_TESTS) $(CUDNN_TESTS)
 run-simt-tests:
 	@scripts/run_tests.sh $(SIMT_TESTS)
 

@@ -17,6 +17,7 @@
 #include "comm/mesh.h"
 #include "data/deal.h"
 #include "data/loader.h"
+#include "layers/attention_cudnn.h"
 #include "layers/core/gemm.h"
 #include "layers/core/integer.h"
 #include "layers/core/log.h"
@@ -288,6 +289,7 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   check_same(world, "model configuration", model.hf.dump());
   validate(run, model, shape, console);
   Device device = open_device(run, host.rank(), console);
+  attention_cudnn_log([&](const std::string& line) { console.info("{}", line); });
   report_model(console, model, param_units(model));
 
   Loader train_data = make_loader(data_options(run, model, shape, false), world, host, console);

@@ -14,6 +14,7 @@
 #include <limits>
 #include <thread>
 
+#include "layers/attention_cudnn.h"
 #include "layers/core/gemm_tile.h"
 #include "layers/core/integer.h"
 #include "layers/core/math.h"
@@ -552,7 +553,11 @@ void check_attention(const Device& device, const char* who, const ConstTensor& q
     CHECK(cu_seqlens[i] > cu_seqlens[i - 1], "{}: cu_seqlens[{}] = {} does not exceed cu_seqlens[{}] = {}", who, i,
           cu_seqlens[i], i - 1, cu_seqlens[i - 1]);
   }
-  if (device.is_cuda()) check_tensor(documents.bounds, who, {T, 2}, DType::I32);
+  if (device.is_cuda()) {
+    check_tensor(documents.bounds, who, {T, 2}, DType::I32);
+    const ConstTensor& cu = documents.cu_seqlens_device;
+    if (cu) check_tensor(cu, who, {static_cast<int64_t>(cu_seqlens.size())}, DType::I64);
+  }
   const size_t needed = attention_workspace_bytes(s, qkv.dtype, T, device.kind());
   CHECK(workspace.size_bytes() >= needed, "{}: the workspace ('{}') has {} bytes, {} are needed{}", who, workspace.name,
         workspace.size_bytes(), needed, device.is_cuda() ? "" : fmt::format(" for {} threads", num_threads()));
@@ -596,7 +601,9 @@ std::vector<int32_t> document_bounds(std::span<const int64_t> cu_seqlens) {
 
 size_t attention_workspace_bytes(const AttentionShape& shape, DType dtype, int64_t T, DeviceKind kind) {
   if constexpr (kHasCuda) {
-    if (kind == DeviceKind::Cuda) return attention_workspace_bytes_cuda(shape, T);
+    if (kind == DeviceKind::Cuda) {
+      return std::max(attention_workspace_bytes_cuda(shape, T), attention_cudnn_workspace_bytes(shape, dtype, T));
+    }
   }
   const Geometry g(shape);
   const int64_t scratch = dtype == DType::F64 ? scratch_bytes<double>(g) : scratch_bytes<float>(g);
@@ -607,7 +614,10 @@ void attention_forward(Device& device, Tensor o, Tensor lse, ConstTensor qkv, co
                        const AttentionShape& shape, Tensor workspace) {
   check_attention(device, "attention_forward", qkv, o, lse, documents, shape, workspace);
   if constexpr (kHasCuda) {
-    if (device.is_cuda()) return attention_forward_cuda(device, o, lse, qkv, documents.bounds, shape);
+    if (device.is_cuda()) {
+      if (attention_cudnn_forward(device, o, lse, qkv, documents, shape, workspace)) return;
+      return attention_forward_cuda(device, o, lse, qkv, documents.bounds, shape);
+    }
   }
   dispatch_float(qkv.dtype, "attention_forward", [&]<class T>(T) {
     const Geometry g(shape);
@@ -623,6 +633,7 @@ void attention_backward(Device& device, Tensor dqkv, ConstTensor d_o, ConstTenso
   check_tensor(d_o, "attention_backward: do", o.shape, qkv.dtype);
   if constexpr (kHasCuda) {
     if (device.is_cuda()) {
+      if (attention_cudnn_backward(device, dqkv, d_o, qkv, o, lse, documents, shape, workspace)) return;
       return attention_backward_cuda(device, dqkv, d_o, qkv, o, lse, documents.bounds, shape, workspace);
     }
   }

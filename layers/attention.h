@@ -6,7 +6,8 @@
 //   i sees j: same document, j <= i, and i - j < window when window > 0
 //   o_i = sum_j softmax(s_i)_j v_j;   lse_i = log sum_j exp(s_ij)
 // Query head h reads kv head h / (NH / NKV).
-// CUDA: attention.cu. There the bits of a document depend on where it lies in the batch, and on nothing beside it.
+// CUDA: attention_cudnn.cu where cuDNN plans the shape, else attention.cu. With the kernels of the latter the bits of a
+// document depend on where it lies in the batch, and on nothing beside it.
 #pragma once
 
 #include <span>
@@ -18,14 +19,16 @@
 struct AttentionShape {
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
   double scale = 0;
-  double softcap = 0;  ///< 0 = none
-  int64_t window = 0;  ///< 0 = all
+  double softcap = 0;        ///< 0 = none
+  int64_t window = 0;        ///< 0 = all
+  bool own_kernels = false;  ///< CUDA: not cuDNN, whatever it plans
 };
 
 /// How T tokens are cut into N documents.
 struct Documents {
   std::span<const int64_t> cu_seqlens;  ///< host, N + 1 entries, 0 .. T, increasing
   ConstTensor bounds;                   ///< (T, 2) I32, document_bounds() in the device's memory; null on the CPU
+  ConstTensor cu_seqlens_device = {};   ///< (N + 1) I64, cu_seqlens in the device's memory; null: cuDNN is not asked
 };
 
 /// (T, 2): for each token the first token of its document, and the token after its last.
@@ -35,7 +38,8 @@ std::vector<int32_t> document_bounds(std::span<const int64_t> cu_seqlens);
 /// nothing is allocated in the loop. On the CPU one buffer for all threads (as many as OpenMP gives now).
 size_t attention_workspace_bytes(const AttentionShape& shape, DType dtype, int64_t T, DeviceKind kind);
 
-/// o (T, NH, HD), lse (NH, T) F32 (F64 for F64) <- qkv (T, NH + 2 NKV, HD): q heads, k heads, v heads.
+/// o (T, NH, HD), lse (NH, T) F32 (F64 for F64) <- qkv (T, NH + 2 NKV, HD): q heads, k heads, v heads. What lse holds
+/// is for the backward of the same device, documents and shape alone: cuDNN keeps it as (T, NH).
 void attention_forward(Device& device, Tensor o, Tensor lse, ConstTensor qkv, const Documents& documents,
                        const AttentionShape& shape, Tensor workspace);
 

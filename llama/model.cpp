@@ -27,10 +27,13 @@ Llama::Llama(Arena& arena, const ModelConfig& config, const ModelOptions& option
   tokens_ = arena.place(DType::I32, {T}, "tokens");
   targets_ = arena.place(DType::I32, {T}, "targets");
   positions_ = arena.place(DType::I32, {T}, "positions");
-  if (device.is_cuda()) token_order_ = arena.place(DType::I32, {T}, "token order");
   loss_rows_ = arena.place(DType::I32, {T}, "loss rows");
   nll_ = arena.place(DType::F64, {1}, "nll");
-  if (device.is_cuda()) bounds_ = arena.place(DType::I32, {T * options.sp_size, 2}, "document bounds");
+  if (device.is_cuda()) {
+    token_order_ = arena.place(DType::I32, {T}, "token order");
+    bounds_ = arena.place(DType::I32, {T * options.sp_size, 2}, "document bounds");
+    cu_seqlens_ = arena.place(DType::I64, {T * options.sp_size + 1}, "document ends");
+  }
   for (const RopeConfig& rope : config.ropes) {
     const int64_t half = rope.rotary_dim / 2;
     inv_freq_.push_back(arena.place(DType::F32, {half}, "inv_freq"));
@@ -86,6 +89,9 @@ void Llama::load_batch(const Batch& batch) {
     const std::vector<int32_t> bounds = document_bounds(batch.cu_seqlens);
     device_.upload(bounds_.data, bounds.data(), bounds.size() * sizeof(int32_t));
     inputs_.documents.bounds = bounds_.rows(0, T * options_.sp_size);
+    const Tensor cu = cu_seqlens_.rows(0, static_cast<int64_t>(batch.cu_seqlens.size()));
+    device_.upload(cu.data, batch.cu_seqlens.data(), cu.size_bytes());
+    inputs_.documents.cu_seqlens_device = cu;
   }
   inputs_.ulysses = ulysses_ ? &*ulysses_ : nullptr;
   inputs_.ropes.clear();

@@ -61,6 +61,7 @@ class Llama {
   int64_t num_targets_ = 0;               // of the current batch
   Tensor nll_;                            // (1) F64, since take_nll()
   Tensor bounds_;                         // (T * sp_size, 2) I32: Documents::bounds; on a CUDA device only
+  Tensor cu_seqlens_;                     // (T * sp_size + 1) I64: Documents::cu_seqlens_device; likewise
   std::vector<Tensor> inv_freq_;          // (r/2) F32, one a rope
   std::vector<int64_t> inv_freq_seqlen_;  // the longest document it was made for; 0 = not yet
   std::vector<double> attention_factor_;  // one a rope

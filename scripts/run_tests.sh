@@ -18,7 +18,10 @@ count() { grep -cE "^\[ +$1 \]" "$log"; }
 for program in "$@"; do
   start=$SECONDS
   launch=()
-  case $program in */distributed/*) launch=("${mpirun[@]}") ;; esac
+  case $program in
+    */distributed/*) launch=("${mpirun[@]}") ;;
+    */cudnn/*) launch=(env "LD_LIBRARY_PATH=$PWD/build/cudnn_driver") ;; # a driver of stubs
+  esac
   "${launch[@]}" "$program" --gtest_brief=0 --gtest_color=no >"$log" 2>&1
   status=$?
   ok=$(count OK)
