@@ -24,7 +24,7 @@ JOBS  ?= $(shell nproc)
 # CUDNN_FRONTEND=DIR names a DIR/include/cudnn_frontend.h that is there already, CUDNN=0 builds without.
 CUDA_HOME := $(if $(filter 1,$(CUDA)),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
 CUDNN_HEADER := $(if $(CUDA_HOME),$(firstword $(wildcard $(CUDA_HOME)/include/cudnn.h /usr/include/cudnn.h \
-                  /usr/include/*-linux-gnu/cudnn.h)))
+                  /usr/include/*-linux-gnu/cudnn.h build/carry/include/cudnn.h)))
 CUDNN ?= $(if $(CUDNN_HEADER),1,0)
 CUDNN_FRONTEND ?= build/cudnn_frontend
 
@@ -38,9 +38,11 @@ B := build/$(FLAVOUR)
 WARN := -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas -Wno-stringop-overflow -Wno-restrict -Wno-maybe-uninitialized
 OPT   = -g1 $(if $(filter 1,$(SAN)),$(SAN_LEVEL) -fsanitize=address$(,)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer,$(LEVEL))
 
-CPPFLAGS := -I. $(if $(filter 1,$(CUDA)),-DTRAIN_GPT_CUDA)
+# Headers and libraries that a machine without Debian's packages was given: scripts/gpu_check.sh --carry.
+DEPS := $(wildcard build/carry)
+CPPFLAGS := -I. $(if $(filter 1,$(CUDA)),-DTRAIN_GPT_CUDA) $(DEPS:%=-isystem %/include)
 CXXFLAGS = -std=c++20 $(OPT) -march=$(ARCH) -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast $(WARN)
-LDFLAGS  := -fopenmp $(if $(filter 1,$(SAN)),-fsanitize=address$(,)undefined)
+LDFLAGS  := -fopenmp $(DEPS:%=-L%/lib -Wl$(,)-rpath$(,)$(CURDIR)/%/lib) $(if $(filter 1,$(SAN)),-fsanitize=address$(,)undefined)
 LDLIBS   := -lfmt -lpthread
 
 # A register spill is an error. fmt 9 takes nvcc for a compiler without constexpr, which breaks its consteval formats.
@@ -48,7 +50,7 @@ NVCCFLAGS := -std=c++20 -O3 -lineinfo -Werror all-warnings --expt-relaxed-conste
              -Xptxas --warn-on-spills,--warning-as-error -Xcompiler "-fopenmp -Wall -Wextra" \
              $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
 ifeq ($(CUDA),1)
-NCCL ?= $(if $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h),1,0)
+NCCL ?= $(if $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h build/carry/include/nccl.h),1,0)
 # cuBLASLt is the toolkit's shared library (its static one is not in every toolkit); programs find it where it was.
 LDLIBS += $(foreach d,$(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib),-L$(d) -Wl$(,)-rpath$(,)$(d))
 # Programs without attention or ranks do not load these. nvrtc is the wish of cuDNN's frontend.
