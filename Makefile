@@ -188,6 +188,18 @@ nvcc-check:
 	$(MAKE) CUDA=1 nvcc-objects
 nvcc-objects: $(CU:%.cu=$(B)/%.cu.o) $(patsubst %.cu,$(B)/%.o,$(wildcard train_gpt.cu))
 
+# Registers, occupancy and instructions of the kernels, as a table; fails where they are not what they should be.
+CUOBJDUMP ?= build/cuobjdump/nvidia/cu13/bin/cuobjdump
+.PHONY: kernel-table
+build/cuobjdump/nvidia/cu13/bin/cuobjdump: scripts/requirements-cuobjdump.txt
+	scripts/fetch_wheels.sh $< build/cuobjdump
+	@chmod +x build/cuobjdump/nvidia/cu13/bin/*
+	@touch $@
+kernel-table: $(filter build/cuobjdump/%,$(CUOBJDUMP))
+	$(MAKE) CUDA=1 nvcc-objects
+	python3 scripts/kernel_table.py $(CUOBJDUMP) $(filter-out %cudnn.cu.o,$(patsubst %.cu,$(B)/%.cu.o,$(filter layers/%,$(CU)))) \
+	  --out test/simt/kernels.md
+
 .PHONY: simt-mutate
 simt-mutate:                            # by hand: breaks the kernels one line at a time, the tests have to notice
 	test/simt/mutate.sh
