@@ -9,7 +9,7 @@
 namespace {
 
 constexpr double kFp32 = 0x1p-24, kBf16 = 0x1p-8;  // unit roundoffs
-constexpr uint64_t kOtherSchedules[] = {kSimtDescending, 11, 12};
+constexpr uint64_t kOtherSchedules[] = {kSimtDescending, 11};
 
 struct Outputs {
   HostTensor o, lse, dqkv;
@@ -190,7 +190,7 @@ TEST_F(AttentionCuda, kernels_equal_the_cpu_layer) {
       const Inputs in(c, dtype);
       const Bounds bounds(in);
       for (const int64_t offset : {0, 1}) {
-        if (offset > 0 && c.HD > 64) continue;  // nothing else happens, only slowly
+        if (offset > 0 && in.T * c.HD > 2500) continue;  // nothing else happens, only slowly
         SCOPED_TRACE(describe(in, offset));
         const Outputs on_cuda = in.on_cuda(cuda, offset), on_cpu = in.on_cpu(on_cuda);
         expect_within(on_cuda.o, on_cpu.o, bounds.o, "o");
@@ -202,7 +202,7 @@ TEST_F(AttentionCuda, kernels_equal_the_cpu_layer) {
 }
 
 TEST_F(AttentionCuda, bits_do_not_depend_on_the_schedule) {
-  for (const AttentionCase& c : {AttentionCase{{70, 3, 20}, 2, 1, 64, 30, 4.0}, AttentionCase{{40}, 2, 1, 256}}) {
+  for (const AttentionCase& c : {AttentionCase{{70, 3, 10}, 2, 1, 32, 30, 4.0}, AttentionCase{{35}, 1, 1, 256}}) {
     for (const DType dtype : {DType::F32, DType::BF16}) {
       const Inputs in(c, dtype);
       const Outputs first = in.on_cuda(cuda);
