@@ -11,18 +11,22 @@
 //   grows with i, the queries [a, b) see the keys [first_key(a), b) between them and no tile that is wholly hidden is
 //   touched: time is linear in the documents.
 //
-// Work for n pairs that a head's mask leaves, and bytes from DRAM for T tokens, HD = d, heads whose K and V stay in L2
-//   (bf16; the minimum is to read and write each tensor once):
-//     forward   4 n d flops          reads q k v, writes o, lse                    the minimum
-//     D         2 T d                reads o, do; writes D                         T NH (4 d + 4) bytes
-//     dk, dv    8 n d                reads q k v do, writes dk dv
-//     dq        6 n d                reads q k v do, writes dq                     14 n d flops where 10 suffice with
-//               atomics; backward reads q k v do twice: T (NH + 2 NKV) 4 d + T NH 4 d bytes above the minimum
-//   Half of the pairs of the tiles on a mask's edge are computed in vain: tiles of 64 x 64 or 64 x 32.
+// Work for n pairs that the masks of all heads leave, width d, and bytes from DRAM for T tokens where K and V of a head
+//   stay in L2; with X = T (NH + 2 NKV) d and Y = T NH d elements, S = T NH fp32:
+//                 flops    reads           writes
+//     forward     4 n d    X               Y, S              the minimum
+//     D           2 Y      2 Y (o, do)     S
+//     dk, dv      8 n d    X, Y, 2 S       X - Y
+//     dq          6 n d    X, Y, 2 S       Y
+//   A backward with atomics has 10 n d flops, not 14 n d, and reads X + 2 Y, not 2 X + 4 Y: the price of one order. On
+//   a mask's edge half of the pairs of a tile are computed in vain; tiles are 64 x 64, 64 x 32 (d > 64), 64 x 16 (d >
+//   128).
 //
-// A block has 128 threads. bf16, sm_90: registers of a thread, shared memory of a block, blocks on a multiprocessor
-//                 HD 64                     HD 128
-//   (filled in below)
+// A block has 128 threads. bf16 on sm_90: registers of a thread, KiB of shared memory, blocks on a multiprocessor
+//                HD 64               HD 128
+//     forward    123   40   4        168   80   2
+//     dk, dv     218   49   2        234   64.5 2
+//     dq         166   48   3        168   64   3
 //   Widths between are padded with zeros in shared memory to 32, 64, 96, 128 or 256 (fp32: not to 96).
 #include <algorithm>
 #include <cmath>

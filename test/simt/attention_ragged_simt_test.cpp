@@ -40,10 +40,10 @@ struct DocumentsCase {
   int64_t slots;
 };
 
-// One document; all slots filled; some empty; blocks with a tail, and exactly one block of entries; offsets over 2^32.
+// One document; all slots filled; some empty; an entry more than a block has threads; a tail; offsets over 2^32.
 const DocumentsCase kDocumentsCases[] = {
     {{0, 5}, 1},      {{0, 1, 4, 9, 10}, 4}, {{0, 7, 20, 21}, 8},
-    {{0, 3, 4}, 255}, {{0, 2, 4, 5}, 300},   {{0, int64_t{1} << 20, (int64_t{1} << 20) + 3}, 4},
+    {{0, 3, 4}, 256}, {{0, 2, 4, 5}, 300},   {{0, int64_t{1} << 20, (int64_t{1} << 20) + 3}, 4},
 };
 
 TEST_F(AttentionRaggedCuda, documents_become_lengths_and_offsets) {

@@ -215,12 +215,14 @@ void on_access(const void* data, size_t size_bytes, bool is_write, const void* r
 template <class Set>
 void for_each_cell(const void* data, size_t size_bytes, Set&& set) {
   uintptr_t address = reinterpret_cast<uintptr_t>(data);
-  if (!machine.arena.contains(address)) return;
+  const bool is_static = machine.static_shared.contains(address) && static_shared_shadow.is_mapped();
+  if (!is_static && !machine.arena.contains(address)) return;
   if (!arena_shadow.is_mapped()) arena_shadow.cover(machine.arena);
+  const Shadow& shadow = is_static ? static_shared_shadow : arena_shadow;
   for (const uintptr_t end = address + size_bytes; address < end;) {
     const unsigned offset = address % kCellBytes;
     const unsigned count = static_cast<unsigned>(std::min<uintptr_t>(kCellBytes - offset, end - address));
-    set(*arena_shadow.cell(address), static_cast<uint8_t>(((1u << count) - 1) << offset));
+    set(*shadow.cell(address), static_cast<uint8_t>(((1u << count) - 1) << offset));
     address += count;
   }
 }

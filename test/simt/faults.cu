@@ -275,9 +275,9 @@ enum class MmaFault { None, SwappedA, SwappedB, NoTranspose, NoSyncwarp, HalfWar
 /// One warp. With A (16, 16) = in: out = A A^T (16 rows, columns 0-7), and behind it A A (columns 8-15).
 template <MmaFault kFault>
 __global__ void multiply_matrices(float* out, const float* in) {
-  alignas(16) __shared__ bf16 s[16][16];
+  alignas(16) __shared__ uint16_t s[16][16];  // bf16
   const int t = threadIdx.x;
-  for (int i = t; i < N; i += kWarpSize) s[i / 16][i % 16] = from_float<bf16>(in[i]);
+  for (int i = t; i < N; i += kWarpSize) s[i / 16][i % 16] = from_float<bf16>(in[i]).bits;
   if (kFault != MmaFault::NoSyncwarp) __syncwarp();
   if (kFault == MmaFault::HalfWarp && t >= 16) return;
   unsigned a[4], b[4];
@@ -288,7 +288,7 @@ __global__ void multiply_matrices(float* out, const float* in) {
   kFault == MmaFault::SwappedB ? mma_bf16_16x8x16(d, a, b[1], b[0]) : mma_bf16_16x8x16(d, a, b[0], b[1]);
   for (int i = 0; i < 4; i++) out[(t / 4 + i / 2 * 8) * 8 + t % 4 * 2 + i % 2] = d[i];
   for (float& x : d) x = 0;
-  const bf16* row = &s[t % 16][8];
+  const uint16_t* row = &s[t % 16][8];
   kFault == MmaFault::NoTranspose ? ldmatrix_x4(b, row) : ldmatrix_x4_trans(b, row);
   mma_bf16_16x8x16(d, a, b[0], b[1]);
   for (int i = 0; i < 4; i++) out[128 + (t / 4 + i / 2 * 8) * 8 + t % 4 * 2 + i % 2] = d[i];
