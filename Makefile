@@ -17,7 +17,8 @@ CUDA  ?= $(if $(NVCC),1,0)
 MPI   ?= $(if $(MPICXX),1,0)
 SAN   ?= 0
 ARCH  ?= native
-CUDA_ARCHS ?= 80 90 100
+# The GPUs that are here; where there is none, those that CI compiles for.
+CUDA_ARCHS ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | grep -xE '[0-9]+' | sort -u),80 90 100)
 JOBS  ?= $(shell nproc)
 
 # cuDNN for attention, where its header is. Its C++ frontend is a set of headers in a wheel of PyPI, fetched once;
