@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <source_location>
 
 using SimtSite = std::source_location;
@@ -21,8 +20,8 @@ struct SimtLaunch {
 };
 
 /// Runs every block of the grid when its turn in the stream comes, then throws Error if anything was reported.
-/// `parameters` keeps those of the launch.
-void simt_queue(void* stream, const SimtLaunch& launch, std::shared_ptr<const void> parameters);
+/// `release` takes the parameters of the launch back when it is over.
+void simt_queue(void* stream, const SimtLaunch& launch, void (*release)(const void* parameters));
 
 void* simt_dynamic_shared();
 unsigned simt_lane();

@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstring>
 #include <ctime>
+#include <memory>
 #include <numeric>
 #include <vector>
 
@@ -214,9 +215,10 @@ void run(const SimtLaunch& launch) {
 
 }  // namespace
 
-void simt_queue(void* stream, const SimtLaunch& launch, std::shared_ptr<const void> parameters) {
+void simt_queue(void* stream, const SimtLaunch& launch, void (*release)(const void* parameters)) {
+  const std::shared_ptr<const void> parameters(launch.parameters, release);
   check_shape(launch);
-  enqueue(stream, [launch, parameters = std::move(parameters)] {
+  enqueue(stream, [launch, parameters] {
     run(launch);
     return true;
   });

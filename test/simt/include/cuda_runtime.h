@@ -5,7 +5,6 @@
 #include <cuda_runtime_api.h>
 #include <vector_types.h>
 
-#include <memory>
 #include <tuple>
 #include <utility>
 
@@ -41,20 +40,19 @@ struct cudaLaunchConfig_t {
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
-  const auto parameters = std::make_shared<const std::tuple<void (*)(Parameters...), Parameters...>>(
-      kernel, std::forward<Arguments>(arguments)...);
+  using Call = std::tuple<void (*)(Parameters...), Parameters...>;
+  const auto* parameters = new Call(kernel, std::forward<Arguments>(arguments)...);
   SimtLaunch launch;
   launch.grid = config->gridDim;
   launch.block = config->blockDim;
   launch.shared_bytes = config->dynamicSmemBytes;
   launch.kernel = reinterpret_cast<const void*>(kernel);
-  launch.parameters = parameters.get();
+  launch.parameters = parameters;
   launch.parameters_size = sizeof *parameters;
   launch.call = [](const void* p) {
-    std::apply([](auto function, const Parameters&... values) { function(values...); },
-               *static_cast<const std::tuple<void (*)(Parameters...), Parameters...>*>(p));
+    std::apply([](auto function, const Parameters&... values) { function(values...); }, *static_cast<const Call*>(p));
   };
-  simt_queue(config->stream, launch, parameters);
+  simt_queue(config->stream, launch, [](const void* p) { delete static_cast<const Call*>(p); });
   return cudaSuccess;
 }
 
