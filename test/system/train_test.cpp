@@ -72,7 +72,7 @@ TEST(Train, sigterm_saves_at_the_next_step_and_exits_0) {
 TEST(Train, kill_9_at_any_moment_leaves_a_loadable_checkpoint) {
   const TemporaryDirectory dir;
   const auto arguments = small_run(dir, {"--train.steps", "100000", "--schedule.name", "constant", "--checkpoint.every",
-                                         "1", "--batch.global_batch_size", "1", "--data.seq_len", "64"});
+                                         "1", "--batch.global_batch_size", "2", "--data.seq_len", "64"});
   int last_step = 0;
   for (int round = 0; round < 8; round++) {
     Program program(arguments, dir / "output");
