@@ -288,7 +288,7 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   const ModelConfig model = load_model_config(model_path);
   check_same(world, "model configuration", model.hf.dump());
   validate(run, model, shape, console);
-  Device device = open_device(run, host.rank(), console);
+  Device device = open_device(run, host.rank());
   attention_cudnn_log([&](const std::string& line) { console.info("{}", line); });
   report_model(console, model, param_units(model));
 

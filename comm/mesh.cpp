@@ -42,8 +42,7 @@ Mesh::Mesh(Communicator& world, const MeshShape& shape, Device& device) : shape_
   const auto gpus = world.all_texts(world.host() + " " + device.id());
   is_gpu_each_ = std::set<std::string>(gpus.begin(), gpus.end()).size() == gpus.size();
   const auto on_device = [&](Communicator& host) -> std::unique_ptr<Communicator> {
-    if (host.size() == 1) return std::make_unique<StagedComm>(host, device);
-    if (has_nccl() && is_gpu_each_) return make_nccl_comm(host, device);
+    if (has_nccl() && is_gpu_each_ && host.size() > 1) return make_nccl_comm(host, device);
     return std::make_unique<StagedComm>(host, device);
   };
   shard_on_device_ = on_device(*shard_);
@@ -53,5 +52,6 @@ Mesh::Mesh(Communicator& world, const MeshShape& shape, Device& device) : shape_
 
 const char* Mesh::transport() const {
   if (!shard_on_device_) return "MPI";
-  return has_nccl() && is_gpu_each_ ? "NCCL" : "MPI through the memory of the host";
+  return has_nccl() && is_gpu_each_ ? "NCCL"
+                                    : "MPI through the memory of the host (slow: ranks share a GPU, or no NCCL)";
 }

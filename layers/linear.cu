@@ -88,22 +88,10 @@ void bias_gradient(Device& device, Tensor db, ConstTensor dy) {
   launch(device, {ceil_div(N, kThreads), kThreads}, linear_bias_gradient_kernel, db.as<float>(), partial, ranges, N);
 }
 
-template <class Op>
-void dispatch(DType dtype, Op&& op) {
-  switch (dtype) {
-    case DType::F32:
-      return op(float{});
-    case DType::BF16:
-      return op(bf16{});
-    default:
-      fail("linear: dtype {} is not supported on the CUDA device, use F32 or BF16", name_of(dtype));
-  }
-}
-
 }  // namespace
 
 void linear_forward_cuda(Device& device, Tensor y, ConstTensor x, ConstTensor w, ConstTensor b, bool accumulate) {
-  dispatch(x.dtype, [&]<class T>(T) {
+  dispatch_cuda(x.dtype, "linear", [&]<class T>(T) {
     if (!b) return blas_gemm(device, y, {x}, {w, true}, accumulate);
     if (y.numel() == 0) return;
     if (x.numel() > 0 && blas_gemm_bias(device, y, {x}, {w, true}, b)) return;
@@ -117,7 +105,7 @@ void linear_forward_cuda(Device& device, Tensor y, ConstTensor x, ConstTensor w,
 
 void linear_backward_cuda(Device& device, Tensor dx, Tensor dw, Tensor db, ConstTensor dy, ConstTensor x,
                           ConstTensor w) {
-  dispatch(x.dtype, [&]<class T>(T) {
+  dispatch_cuda(x.dtype, "linear", [&]<class T>(T) {
     if (dx) blas_gemm(device, dx, {dy}, {w});
     blas_gemm(device, dw, {dy, true}, {x}, true);
     if (!db) return;

@@ -230,22 +230,11 @@ class Run {
   detail::LossScratch scratch_;
 };
 
-template <class Op>
-void dispatch(DType dtype, Op&& op) {
-  switch (dtype) {
-    case DType::F32:
-      return op(float{});
-    case DType::BF16:
-      return op(bf16{});
-    default:
-      fail("loss: dtype {} is not supported on the CUDA device, use F32 or BF16", name_of(dtype));
-  }
-}
-
 }  // namespace
 
 void loss_cuda(Device& device, Tensor nll, Tensor dx, Tensor dw, ConstTensor x, ConstTensor w, ConstTensor targets,
                const LossRows& rows, double grad_scale, const LossShape& shape, Tensor workspace, Tensor logits) {
-  dispatch(x.dtype,
-           [&]<class T>(T) { Run<T>(device, dx, dw, x, w, targets, rows, grad_scale, shape, workspace, logits)(nll); });
+  dispatch_cuda(x.dtype, "loss", [&]<class T>(T) {
+    Run<T>(device, dx, dw, x, w, targets, rows, grad_scale, shape, workspace, logits)(nll);
+  });
 }

@@ -83,11 +83,10 @@ void resolve_device(RunConfig& run) {
   if (run.train.dtype == "auto") run.train.dtype = run.train.device == "cuda" ? "bf16" : "fp32";
 }
 
-Device open_device(const RunConfig& run, int rank_on_host, Console& console) {
+Device open_device(const RunConfig& run, int rank_on_host) {
   const DeviceKind kind = run.train.device == "cuda" ? DeviceKind::Cuda : DeviceKind::Cpu;
   if (run.plan) return Device::planned(kind);
   if (kind == DeviceKind::Cpu) return Device::cpu();
   const int gpus = std::max(1, cuda_device_count());  // where there is none, the error says it
-  if (rank_on_host == gpus) console.warning("more ranks than the {} GPU(s) of this host share them: slow", gpus);
   return Device::cuda(rank_on_host % gpus);
 }

@@ -14,4 +14,4 @@ void validate(const RunConfig& run, const ModelConfig& model, const MeshShape& m
 void resolve_device(RunConfig& run);
 
 /// The device of a resolved run for this rank of its host: the GPUs in turn. With --plan it has no memory.
-Device open_device(const RunConfig& run, int rank_on_host, Console& console);
+Device open_device(const RunConfig& run, int rank_on_host);
