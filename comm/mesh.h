@@ -35,7 +35,7 @@ class Mesh {
   Communicator& shard_tensors() { return shard_on_device_ ? *shard_on_device_ : *shard_; }
   Communicator& replicate_tensors() { return replicate_on_device_ ? *replicate_on_device_ : *replicate_; }
   Communicator& sp_tensors() { return sp_on_device_ ? *sp_on_device_ : *sp_; }
-  /// "MPI", "NCCL", or "MPI through the memory of the host".
+  /// How tensors travel, for the log: MPI, NCCL, or MPI through the memory of the host.
   const char* transport() const;
   int data_parallel_rank() const { return world_.rank() / (shape_.cp * shape_.sp); }
   int replica() const { return world_.rank() / shape_.shards(); }
