@@ -27,6 +27,7 @@
 #include "llama/fingerprint.h"
 #include "llama/flops.h"
 #include "llama/gemm_peak.h"
+#include "llama/host_memory.h"
 #include "llama/metrics.h"
 #include "llama/report.h"
 #include "llama/schedule.h"
@@ -150,6 +151,19 @@ void use_paths_of_first(RunConfig& run, Communicator& world) {
   for (std::string* path : {&run.checkpoint.dir, &run.debug.dump_dir}) {
     if (!path->empty()) *path = world.text_of_first(std::filesystem::absolute(*path).string());
   }
+}
+
+/// The ranks of a host share its memory, and its GPUs where they are more. All look before one takes.
+MemoryLimits memory_limits(Device& device, HostRanks& host) {
+  constexpr int64_t kForLibraries = int64_t{512} << 20;  // what CUDA's libraries take when they are first used
+  MemoryLimits limits;
+  limits.host_bytes = available_host_memory() / host.size();
+  if (device.is_cuda()) {
+    const int64_t ranks_of_gpu = ceil_div(host.size(), cuda_device_count());
+    limits.gpu_bytes = (device.free_bytes() - kForLibraries) / ranks_of_gpu;
+  }
+  host.barrier();
+  return limits;
 }
 
 /// Rank 0 looks for the checkpoint to go on from; every rank reads what it says.
@@ -313,12 +327,10 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   report_steps(console, run, shape, train_data, total_steps, total_rows);
   check_targets(run, train_data, eval_data ? &*eval_data : nullptr, done, total_rows);
 
-  MemoryPlan plan = plan_memory(run, model, shape);
-  plan.host_bytes = static_cast<size_t>(read_process_memory().resident_bytes) + gemm_buffer_bytes(DType::F32) +
-                    batch_bytes(run, shape);
-  report_memory(console, plan, recompute_choices(run, model, shape), run);
+  report_memory(console, memory_choices(run, model, shape));
   report_traffic(console, plan_traffic(run, model, shape), shape);
   if (run.plan) return 0;
+  check_memory(run, model, shape, memory_limits(device, host));
 
   Mesh mesh(world, shape, device);
   if (world.rank() == 0) {
@@ -329,7 +341,7 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   const CompanionFiles companions = read_companion_files(model_path);
   const ModelOptions options = model_options(run, model, shape);
   const double peak_flops = world.sum(gemm_peak(device, options.dtype));
-  Arena arena(device, plan.arena_bytes);
+  Arena arena(device, plan_memory(run, model, shape).arena_bytes);
   TrainState state(arena, run, model, options, shape, &mesh, device);
 
   console.heading("Training");

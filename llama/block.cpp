@@ -195,12 +195,13 @@ void block_forward(Device& device, const ModelConfig& c, int layer, Tensor out, 
   }
   linear_forward(device, a.gate_up, mlp_in, p.gate_up, p.gate_up_bias);
   gated_act_forward(device, a.act, a.gate_up, gate_kind(c));
+  if (!out && !p.mlp_out_norm) return;
   const Tensor mlp_out = p.mlp_out_norm ? a.mlp_out : s.branch;
   linear_forward(device, mlp_out, a.act, p.down, p.down_bias);
   if (p.mlp_out_norm) {
     rmsnorm_forward(device, s.branch, a.mlp_out_rstd, mlp_out, p.mlp_out_norm, c.norm_eps, c.norm);
   }
-  residual_add(device, out, a.mid, s.branch);
+  if (out) residual_add(device, out, a.mid, s.branch);
 }
 
 void block_backward(Device& device, const ModelConfig& c, int layer, Tensor dh, ConstTensor h, const BlockParams& p,

@@ -73,7 +73,7 @@ struct BlockInputs {
   int64_t parts() const { return ulysses ? ulysses->shape().parts : 1; }
 };
 
-/// out (T, C) <- h (T, C). out and h differ.
+/// out (T, C) <- h (T, C). out and h differ. `out` null: only what the backward needs is computed, for recomputing.
 void block_forward(Device& device, const ModelConfig& config, int layer, Tensor out, ConstTensor h,
                    const BlockParams& params, const BlockInputs& inputs, BlockActivations& saved,
                    BlockScratch& scratch);

@@ -193,14 +193,3 @@ void StepRate::add(double step_s, double num_tokens, double flops) {
   tokens_ = kept * tokens_ + num_tokens;
   flops_ = kept * flops_ + flops;
 }
-
-ProcessMemory read_process_memory() {
-  ProcessMemory memory;
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {  // "VmHWM:      1234 kB"
-    long long kib = 0;
-    if (std::sscanf(line.c_str(), "VmHWM: %lld kB", &kib) == 1) memory.peak_bytes = kib * 1024;
-    if (std::sscanf(line.c_str(), "VmRSS: %lld kB", &kib) == 1) memory.resident_bytes = kib * 1024;
-  }
-  return memory;
-}

@@ -65,9 +65,3 @@ class StepRate {
   int64_t num_added_ = 0;
   double steps_ = 0, seconds_ = 0, tokens_ = 0, flops_ = 0;
 };
-
-/// Resident memory of this process; 0 where the system does not say.
-struct ProcessMemory {
-  int64_t resident_bytes = 0, peak_bytes = 0;
-};
-ProcessMemory read_process_memory();

@@ -42,8 +42,10 @@ Llama::Llama(Arena& arena, const ModelConfig& config, const ModelOptions& option
   inv_freq_seqlen_.assign(config.ropes.size(), 0);
   attention_factor_.assign(config.ropes.size(), 1.0);
 
-  arena.begin_section(options.recompute_blocks ? "block inputs (all else is recomputed)" : "block inputs");
-  for (size_t l = 0; l <= L; l++) h_.push_back(arena.place(dtype, {T, C}, "h"));
+  arena.begin_section(options.offload_block_inputs ? "block inputs (of two blocks; the others are offloaded)"
+                      : options.recompute_blocks   ? "block inputs (all else is recomputed)"
+                                                   : "block inputs");
+  h_.emplace(arena, dtype, T, C, config.num_layers, options.offload_block_inputs, device);
   arena.begin_section(options.recompute_blocks ? "activations of one block" : "activations of all blocks");
   for (size_t l = 0; l < (options.recompute_blocks ? 1 : L); l++) {
     saved_.push_back(place_block_activations(arena, config, dtype, T, options.sp_size));
@@ -119,20 +121,26 @@ Tensor Llama::head_grad(ParamStore& params) {
 }
 
 void Llama::forward(const Batch& batch, ParamStore& params) {
+  run_forward(batch, params, true);
+}
+
+void Llama::run_forward(const Batch& batch, ParamStore& params, bool keeps_inputs) {
   load_batch(batch);
+  const int64_t T = inputs_.T;
   params.gather(0);
   params.gather(1);
-  embedding_forward(device_, at_tokens(h_[0]), at_tokens(tokens_), params.use(0).at(0), config_.embed_scale);
+  embedding_forward(device_, h_->write(0, T), at_tokens(tokens_), params.use(0).at(0), config_.embed_scale);
   params.release(0);
   for (int l = 0; l < config_.num_layers; l++) {
     const size_t i = static_cast<size_t>(l), unit = i + 1;
     params.gather(unit + 1);
+    if (keeps_inputs) h_->keep(l, T);
     const BlockParams p = block_params(units_[unit], params.use(unit));
-    block_forward(device_, config_, l, at_tokens(h_[i + 1]), at_tokens(h_[i]), p, inputs_,
+    block_forward(device_, config_, l, h_->write(l + 1, T), h_->written(l, T), p, inputs_,
                   saved_[options_.recompute_blocks ? 0 : i], scratch_);
     params.release(unit);
   }
-  rmsnorm_forward(device_, at_tokens(x_), x_rstd_.rows(0, inputs_.T), at_tokens(h_.back()),
+  rmsnorm_forward(device_, at_tokens(x_), x_rstd_.rows(0, T), h_->written(config_.num_layers, T),
                   params.use(head_unit()).at(0), config_.norm_eps, config_.norm);
   params.release(head_unit());
 }
@@ -141,26 +149,28 @@ void Llama::backward(const Batch& batch, ParamStore& params, double grad_scale, 
   CHECK(inputs_.T == batch.size(), "backward() of a batch of {} tokens after forward() of one of {}", batch.size(),
         inputs_.T);
   const LossShape loss{config_.final_softcap, options_.loss_tile_tokens};
+  const int64_t T = inputs_.T, L = config_.num_layers;
   const Tensor dh = at_tokens(dh_);
   params.gather(0);
   params.gather(head_unit());
   loss_forward_backward(device_, nll_, dh, head_grad(params), at_tokens(x_), head_weight(params), at_tokens(targets_),
                         {at_tokens(loss_rows_), num_targets_}, grad_scale, loss, loss_workspace_, logits);
-  rmsnorm_backward(device_, dh, params.grads(head_unit()).at(0), dh, at_tokens(h_.back()), x_rstd_.rows(0, inputs_.T),
+  rmsnorm_backward(device_, dh, params.grads(head_unit()).at(0), dh, h_->written(L, T), x_rstd_.rows(0, T),
                    params.use(head_unit()).at(0), config_.norm);
   params.release(head_unit());
   params.reduce(head_unit());
-  params.gather(static_cast<size_t>(config_.num_layers));
-  for (int l = static_cast<int>(config_.num_layers) - 1; l >= 0; l--) {
+  params.gather(static_cast<size_t>(L));
+  h_->fetch(L - 1, T);
+  for (int l = static_cast<int>(L) - 1; l >= 0; l--) {
     const size_t i = static_cast<size_t>(l), unit = i + 1;
     if (l > 0) params.gather(unit - 1);
     const BlockParams p = block_params(units_[unit], params.use(unit));
     const BlockParams g = block_params(units_[unit], params.grads(unit));
     BlockActivations& saved = saved_[options_.recompute_blocks ? 0 : i];
-    if (options_.recompute_blocks) {
-      block_forward(device_, config_, l, at_tokens(h_[i + 1]), at_tokens(h_[i]), p, inputs_, saved, scratch_);
-    }
-    block_backward(device_, config_, l, dh, at_tokens(h_[i]), p, g, inputs_, saved, scratch_);
+    const Tensor h = h_->fetched(l, T);
+    if (l > 0) h_->fetch(l - 1, T);
+    if (options_.recompute_blocks) block_forward(device_, config_, l, {}, h, p, inputs_, saved, scratch_);
+    block_backward(device_, config_, l, dh, h, p, g, inputs_, saved, scratch_);
     params.release(unit);
     params.reduce(unit);
   }
@@ -172,7 +182,7 @@ void Llama::backward(const Batch& batch, ParamStore& params, double grad_scale, 
 }
 
 void Llama::evaluate(const Batch& batch, ParamStore& params, Tensor logits) {
-  forward(batch, params);
+  run_forward(batch, params, false);
   params.gather(0);
   params.gather(head_unit());
   const LossShape loss{config_.final_softcap, options_.loss_tile_tokens};

@@ -10,13 +10,15 @@
 #include "comm/param_store.h"
 #include "data/batch.h"
 #include "llama/block.h"
+#include "llama/residual_stream.h"
 
 struct ModelOptions {
   DType dtype = DType::F32;
   int64_t max_tokens = 0;  ///< T of the largest batch, on one rank
   int64_t loss_tile_tokens = 1024;
   bool recompute_blocks = false;  ///< keep only each block's input, run its forward again in the backward: same bits
-  int64_t sp_size = 1;            ///< ranks that share each batch
+  bool offload_block_inputs = false;  ///< to the host's memory, beside the computation: same bits. CUDA only
+  int64_t sp_size = 1;                ///< ranks that share each batch
 };
 
 class Llama {
@@ -31,7 +33,7 @@ class Llama {
   /// take_nll() gives. `logits` (T, V) receives what the cross-entropy saw, unless null.
   void backward(const Batch& batch, ParamStore& params, double grad_scale, Tensor logits = {});
 
-  /// forward(), and adds the sum of nll to what take_nll() gives, without gradients.
+  /// The forward, and adds the sum of nll to what take_nll() gives, without gradients.
   void evaluate(const Batch& batch, ParamStore& params, Tensor logits = {});
 
   /// The sum of nll since the last call. Waits for the device: call it once a step.
@@ -44,6 +46,7 @@ class Llama {
 
  private:
   void load_batch(const Batch& batch);
+  void run_forward(const Batch& batch, ParamStore& params, bool keeps_inputs);
   /// The weight that makes the logits, and its gradient: lm_head, or the embedding when tied.
   Tensor head_weight(ParamStore& params);
   Tensor head_grad(ParamStore& params);
@@ -67,8 +70,8 @@ class Llama {
   std::vector<double> attention_factor_;  // one a rope
   BlockInputs inputs_;                    // of the current batch
   std::vector<BlockInputs::Rope> ropes_;  // (max_tokens, r/2)
-  std::vector<Tensor> h_;                 // L + 1 of (T, C): the residual stream
-  std::vector<BlockActivations> saved_;   // L, or 1 with recompute
+  std::optional<ResidualStream> h_;
+  std::vector<BlockActivations> saved_;  // L, or 1 with recompute
   BlockScratch scratch_;
   Tensor x_, x_rstd_, dh_;  // (T, C), (T), (T, C)
   std::optional<Ulysses> ulysses_;

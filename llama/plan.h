@@ -24,6 +24,7 @@ struct TrainState {
 /// Sizes that follow from the options: tokens of a micro-batch, tile of the loss.
 ModelOptions model_options(const RunConfig& run, const ModelConfig& model, const MeshShape& shape);
 
+/// Of one rank. On the CPU the arena is in the host's memory, too.
 struct MemoryPlan {
   struct Row {
     std::string section, name, shape;
@@ -32,16 +33,25 @@ struct MemoryPlan {
     size_t size_bytes = 0;  ///< of all of them
   };
   std::vector<Row> rows;
-  size_t arena_bytes = 0;  ///< the one allocation
-  size_t host_bytes = 0;   ///< beside it: the program, its libraries, GEMM packing buffers, the rows of a step
-  size_t total_bytes() const { return arena_bytes + host_bytes; }
+  bool is_cuda = false;
+  size_t arena_bytes = 0;      ///< the one allocation
+  size_t offloaded_bytes = 0;  ///< in pinned memory of the host
+  size_t program_bytes = 0;    ///< the host: the program and its libraries as they are now
+  size_t buffer_bytes = 0;     ///< the host: copies, packed matrices of GEMM, the rows of a step
+
+  size_t gpu_bytes() const { return is_cuda ? arena_bytes + Device::kWorkspaceBytes : 0; }
+  size_t host_bytes() const { return (is_cuda ? 0 : arena_bytes) + offloaded_bytes + program_bytes + buffer_bytes; }
 };
 
-/// A rank's tokens of one step on the host, beside the arena, and a whole micro-batch before it is cut.
-size_t batch_bytes(const RunConfig& run, const MeshShape& shape);
-
-/// Of one rank.
 MemoryPlan plan_memory(const RunConfig& run, const ModelConfig& model, const MeshShape& shape);
+
+/// Memory that a rank may still take.
+struct MemoryLimits {
+  int64_t gpu_bytes = 0;  ///< beside Device::kWorkspaceBytes
+  int64_t host_bytes = 0;
+};
+/// An Error when the plan needs more: what is short, and with which options the run would fit.
+void check_memory(const RunConfig& run, const ModelConfig& model, const MeshShape& shape, const MemoryLimits& limits);
 
 /// What this rank sends in an optimizer step of full micro-batches, by formula. (P - 1) / P of ...
 ///   gathers    each unit once, and each block again whenever another one has taken its buffer: in every pass but the
@@ -53,9 +63,10 @@ Traffic plan_traffic(const RunConfig& run, const ModelConfig& model, const MeshS
 /// What was sent since the start.
 Traffic measured_traffic(const TrainState& state);
 
-/// The arena with memory.recompute none and block: what the choice costs.
-struct RecomputeChoice {
-  std::string recompute;
-  size_t arena_bytes = 0;
+/// What options about memory cost.
+struct MemoryChoice {
+  std::string options;
+  MemoryPlan plan;
+  bool is_this_run = false;
 };
-std::vector<RecomputeChoice> recompute_choices(const RunConfig& run, const ModelConfig& model, const MeshShape& shape);
+std::vector<MemoryChoice> memory_choices(const RunConfig& run, const ModelConfig& model, const MeshShape& shape);

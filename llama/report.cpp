@@ -143,22 +143,33 @@ void report_traffic(Console& console, const Traffic& traffic, const MeshShape& m
   console.table(table);
 }
 
-void report_memory(Console& console, const MemoryPlan& plan, const std::vector<RecomputeChoice>& choices,
-                   const RunConfig& run) {
-  console.heading("Memory plan (MiB)");
+void report_memory(Console& console, const std::vector<MemoryChoice>& choices) {
   const auto mib = [](size_t bytes) { return fmt::format("{:.2f}", static_cast<double>(bytes) / (1 << 20)); };
+  const auto mine = std::find_if(choices.begin(), choices.end(), [](const auto& c) { return c.is_this_run; });
+  const MemoryPlan& plan = mine->plan;
+  console.heading("Memory plan (MiB)");
   Table table(
       {{"section"}, {"tensor"}, {"count", Table::Align::Right}, {"shape"}, {"dtype"}, {"MiB", Table::Align::Right}});
   for (const MemoryPlan::Row& row : plan.rows) {
     table.row({row.section, row.name, std::to_string(row.count), row.shape, name_of(row.dtype), mib(row.size_bytes)});
   }
+  const auto sum = [&](const char* what, size_t bytes) { table.row({what, "", "", "", "", mib(bytes)}); };
   table.rule();
-  table.row({"arena (with sharing)", "", "", "", "", mib(plan.arena_bytes)});
-  table.row({"program, libraries, GEMM packing, rows", "", "", "", "", mib(plan.host_bytes)});
-  table.row({"total", "", "", "", "", mib(plan.total_bytes())});
+  sum("arena (with sharing)", plan.arena_bytes);
+  if (plan.is_cuda) {
+    sum("workspace of operations", Device::kWorkspaceBytes);
+    sum("total of the GPU, without CUDA's libraries", plan.gpu_bytes());
+    table.rule();
+    if (plan.offloaded_bytes > 0) sum("offloaded block inputs (pinned)", plan.offloaded_bytes);
+  }
+  sum("program and libraries", plan.program_bytes);
+  sum(plan.is_cuda ? "copies, rows of a step" : "GEMM packing, rows of a step", plan.buffer_bytes);
+  sum(plan.is_cuda ? "total of the host" : "total", plan.host_bytes());
   console.table(table);
-  for (const RecomputeChoice& choice : choices) {
-    console.info("memory.recompute {:<5} {} MiB{}", choice.recompute, mib(choice.arena_bytes + plan.host_bytes),
-                 choice.recompute == run.memory.recompute ? "   <- this run" : "");
+  for (const MemoryChoice& c : choices) {
+    const std::string host =
+        c.plan.is_cuda ? fmt::format(" of the GPU, {} MiB of the host", mib(c.plan.host_bytes())) : "";
+    console.info("{:<52} {} MiB{}{}", c.options, mib(c.plan.is_cuda ? c.plan.gpu_bytes() : c.plan.host_bytes()), host,
+                 c.is_this_run ? "   <- this run" : "");
   }
 }

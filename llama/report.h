@@ -20,5 +20,4 @@ void report_steps(Console& console, const RunConfig& run, const MeshShape& mesh,
 /// Nothing on one rank.
 void report_traffic(Console& console, const Traffic& traffic, const MeshShape& mesh);
 
-void report_memory(Console& console, const MemoryPlan& plan, const std::vector<RecomputeChoice>& choices,
-                   const RunConfig& run);
+void report_memory(Console& console, const std::vector<MemoryChoice>& choices);

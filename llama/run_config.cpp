@@ -96,6 +96,9 @@ void validate_run_config(const RunConfig& run) {
   CHECK(run.batch.global_batch_size % run.batch.micro_batch_size == 0,
         "batch.global_batch_size = {} is not a multiple of batch.micro_batch_size = {}", run.batch.global_batch_size,
         run.batch.micro_batch_size);
+  CHECK(run.memory.offload == "none" || run.memory.recompute == "block",
+        "memory.offload = {} without memory.recompute = block would move little of what is kept: set both",
+        run.memory.offload);
   if (run.train.steps) validate_schedule(run.schedule, *run.train.steps);
   check_nothing_is_ignored(run);
   CHECK(run.world == 0 || run.plan, "--world {} says for how many ranks --plan plans: add --plan", run.world);

@@ -60,6 +60,7 @@ struct RunConfig {
   } parallel;
   struct Memory {
     std::string recompute = "none";  ///< none | block
+    std::string offload = "none";    ///< none | block_inputs
     int64_t loss_tile_tokens = 0;    ///< 0 = chosen by the plan
   } memory;
   struct Checkpoint {

@@ -62,6 +62,9 @@ void validate(const RunConfig& run, const ModelConfig& model, const MeshShape& m
         run.model.path);
   CHECK(run.train.dtype != "bf16" || run.train.device == "cuda",
         "train.dtype bf16 needs the CUDA device; on the CPU use fp32 (or auto)");
+  CHECK(run.memory.offload == "none" || run.train.device == "cuda",
+        "memory.offload = {} is for the CUDA device: on the CPU the block inputs are in the host's memory already",
+        run.memory.offload);
   for (const auto* sources : {&run.data.train, &run.data.eval}) {
     for (const SourceConfig& source : *sources) {
       const bool is_text = run.data.format == "bytes" || (run.data.format == "auto" && source.path.ends_with(".txt"));

@@ -20,7 +20,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "schedule": {"name": "cosine", "warmup_steps": 0, "min_lr_ratio": 0.1, "decay_ratio": 0.2},
     "train": {"steps": None, "epochs": None, "device": "auto", "dtype": "auto", "eval_every": 0},
     "parallel": {"sp_size": 1, "cp_size": 1, "dp_replicate_size": 1},
-    "memory": {"recompute": "none", "loss_tile_tokens": 0},
+    "memory": {"recompute": "none", "offload": "none", "loss_tile_tokens": 0},
     "checkpoint": {"dir": "checkpoints", "every": 0, "keep": 2, "resume": "auto"},
     "log": {"file": "", "every": 1},
     "debug": {"dump_dir": "", "dump_steps": 1, "dump_logits": False},

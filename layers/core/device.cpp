@@ -121,6 +121,13 @@ void Device::synchronize() {
   }
 }
 
+int64_t Device::free_bytes() const {
+  if constexpr (kHasCuda) {
+    if (is_cuda()) return static_cast<int64_t>(cuda_memory().free_bytes);
+  }
+  fail("the free memory of {} is not known", name());
+}
+
 double Device::peak_flops(DType dtype) const {
   if constexpr (kHasCuda) {
     if (is_cuda()) return cuda_peak_flops(ordinal_, dtype == DType::BF16);

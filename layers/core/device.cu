@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "layers/core/cuda_util.cuh"
+#include "layers/core/device.h"
 #include "layers/core/device_cuda.h"
 
 namespace {
@@ -17,7 +18,7 @@ cudaStream_t as_stream(void* stream) {
 /// out of it are done.
 class Uploads {
  public:
-  static constexpr size_t kHalf = size_t{8} << 20;
+  static constexpr size_t kHalf = Device::kUploadBytes / 2;
 
   Uploads() {
     cuda_check(cudaMallocHost(reinterpret_cast<void**>(&memory_), 2 * kHalf));
@@ -105,15 +106,20 @@ double cuda_peak_flops(int ordinal, bool is_bf16) {
   return 1e9 * ghz * attribute(cudaDevAttrMultiProcessorCount) * (is_bf16 ? peak.bf16 : peak.fp32);
 }
 
+CudaMemory cuda_memory() {
+  CudaMemory memory;
+  cuda_check(cudaMemGetInfo(&memory.free_bytes, &memory.total_bytes));
+  return memory;
+}
+
 void* cuda_allocate(size_t size_bytes) {
   void* data = nullptr;
   const cudaError_t error = cudaMalloc(&data, size_bytes);
   if (error == cudaErrorMemoryAllocation) {
-    size_t free_bytes = 0, total_bytes = 0;
-    cuda_check(cudaMemGetInfo(&free_bytes, &total_bytes));
+    const CudaMemory memory = cuda_memory();
     cudaGetLastError();  // out of memory is not sticky: the next check is not to see it
     fail("cannot allocate {} MiB of GPU memory: {} of {} MiB are free; see --plan for what needs it", size_bytes >> 20,
-         free_bytes >> 20, total_bytes >> 20);
+         memory.free_bytes >> 20, memory.total_bytes >> 20);
   }
   cuda_check(error);
   return data;

@@ -50,6 +50,8 @@ class Device {
   void copy_from_host(void* to, const void* from, size_t size_bytes);
   void copy_to_host(void* to, const void* from, size_t size_bytes);
   void synchronize();
+  /// CUDA only: of its memory.
+  int64_t free_bytes() const;
 
   /// CUDA only: FLOP/s of dense matrix products of F32 or BF16 elements with fp32 sums, at the maker's clock.
   double peak_flops(DType dtype) const;
@@ -59,6 +61,8 @@ class Device {
   /// answer ends where the allocation ends: whoever writes past it leaves the allocation, and tools see that.
   void* workspace(size_t size_bytes);
   static constexpr size_t kWorkspaceBytes = size_t{64} << 20;
+  /// Of the host's memory, that upload() copies through; CUDA only.
+  static constexpr size_t kUploadBytes = size_t{16} << 20;
 
   /// CUDA only: cuBLASLt with what it has chosen so far; for blas.cu.
   Blas& blas();

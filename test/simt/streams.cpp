@@ -1,9 +1,11 @@
 // Streams and events. By default whatever is queued is done before the call returns. With SimtOptions::streams, work
 // waits in its stream until the host asks for a result, and then runs in a random order that streams and events allow:
-// whoever forgets an event gets wrong numbers.
+// whoever forgets an event gets wrong numbers. A stream goes on as long as it can, or for kRun pieces of work on
+// average, while the others starve: turns that are fair would hide what has a long time to be late.
 #include <cuda_runtime_api.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <deque>
 #include <map>
@@ -27,6 +29,8 @@ namespace {
 std::vector<cudaStream_t> streams;
 std::mt19937_64 order;
 bool is_running = false;
+cudaStream_t running = nullptr;  // whose turn it is
+constexpr uint64_t kRun = 64;
 
 bool is_eager() {
   static const char* const variable = std::getenv("TRAIN_GPT_SIMT_STREAMS");
@@ -47,7 +51,8 @@ void run_until(Condition&& is_reached) {
       if (!stream->work.empty()) busy.push_back(stream);
     }
     CHECK(!busy.empty(), "a stream or an event is waited for that nothing will end");
-    cudaStream_t stream = busy[order() % busy.size()];
+    const bool goes_on = std::find(busy.begin(), busy.end(), running) != busy.end() && order() % kRun != 0;
+    cudaStream_t stream = running = goes_on ? running : busy[order() % busy.size()];
     is_running = true;
     std::function<bool()>& work = stream->work.front();  // which may keep a state between calls
     bool is_done = true;
@@ -62,6 +67,7 @@ void run_until(Condition&& is_reached) {
     if (is_done) {
       stream->work.pop_front();
     } else {
+      running = nullptr;
       sched_yield();  // it may wait for another process
     }
   }
@@ -95,6 +101,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   cudaStreamSynchronize(stream);
   std::erase(streams, stream);
+  if (running == stream) running = nullptr;
   delete stream;
   return cudaSuccess;
 }

@@ -74,14 +74,35 @@ TEST_F(Emulated, every_family_has_the_gradients_of_the_cpu) {
   }
 }
 
-TEST_F(Emulated, recompute_changes_no_bit) {
-  const std::vector<std::string> gpu = {"--train.device", "cuda"};
-  std::vector<std::string> recompute = gpu;
-  recompute.insert(recompute.end(), {"--memory.recompute", "block"});
-  const Dump saved = dump("stories260k", gpu, kEmulatedTrainer),
-             again = dump("stories260k", recompute, kEmulatedTrainer);
-  EXPECT_FALSE(saved.tensors.empty());
-  EXPECT_EQ(saved.tensors, again.tensors);
+TEST_F(Emulated, recompute_and_offload_change_no_bit) {
+  for (const char* model : {"stories260k", "gemma2"}) {  // gemma2 has output norms
+    std::vector<std::string> options = {"--train.device", "cuda", "--batch.micro_batch_size", "1"};
+    const Dump saved = dump(model, options, kEmulatedTrainer);
+    EXPECT_FALSE(saved.tensors.empty());
+    options.insert(options.end(), {"--memory.recompute", "block"});
+    EXPECT_TRUE(saved.tensors == dump(model, options, kEmulatedTrainer).tensors) << model;
+    options.insert(options.end(), {"--memory.offload", "block_inputs"});
+    EXPECT_TRUE(saved.tensors == dump(model, options, kEmulatedTrainer).tensors) << model << ", offload";
+    // Whatever order the streams of computing and of copies allow.
+    for (const char* order : {"TRAIN_GPT_SIMT_STREAMS=1", "TRAIN_GPT_SIMT_STREAMS=2", "TRAIN_GPT_SIMT_STREAMS=3"}) {
+      EXPECT_TRUE(saved.tensors == dump(model, options, kEmulatedTrainer, {"/usr/bin/env", order}).tensors)
+          << model << order;
+    }
+  }
+}
+
+TEST_F(Emulated, a_run_that_does_not_fit_says_what_would) {
+  const auto run = [&](const char* seq_len) {
+    return run_program(arguments("stories260k", {"--train.device", "cuda", "--model.path",
+                                                 "configs/models/qwen2.5_0.5b.json", "--model.init", "random",
+                                                 "--data.seq_len", seq_len, "--batch.micro_batch_size", "1"}),
+                       {}, kEmulatedTrainer);
+  };
+  const ProgramResult close = run("8192"), never = run("1048576");  // the emulated GPU has 16 GiB
+  EXPECT_EQ(close.exit_code, 1);
+  EXPECT_NE(close.output.find("It fits with --memory.recompute block"), std::string::npos) << close.output;
+  EXPECT_EQ(never.exit_code, 1);
+  EXPECT_NE(never.output.find("use more ranks"), std::string::npos) << never.output;
 }
 
 TEST_F(Emulated, ranks_have_the_gradients_of_one) {

@@ -257,16 +257,4 @@ TEST(StepRate, forgets_the_first_step_once_there_is_another) {
   EXPECT_DOUBLE_EQ(rate.eta_s(19), 19 * 2.9 / 1.9);
 }
 
-TEST(ProcessMemory, sees_a_block_that_was_touched) {
-  const ProcessMemory before = read_process_memory();
-  ASSERT_GT(before.resident_bytes, 0);
-  ASSERT_GE(before.peak_bytes, before.resident_bytes);
-  constexpr int64_t kSize = 64 << 20;
-  std::vector<char> block(kSize, 1);
-  const ProcessMemory after = read_process_memory();
-  EXPECT_GT(after.resident_bytes - before.resident_bytes, kSize * 9 / 10);
-  EXPECT_GT(after.peak_bytes, before.resident_bytes + kSize * 9 / 10);
-  EXPECT_EQ(block[kSize / 2], 1);
-}
-
 }  // namespace

@@ -253,7 +253,7 @@ TEST(RunConfig, the_example_of_the_documentation_is_accepted) {
       "schedule":   {"name": "cosine", "warmup_steps": 10, "min_lr_ratio": 0.1},
       "train":      {"steps": 100, "epochs": null, "device": "auto", "dtype": "auto", "eval_every": 0},
       "parallel":   {"sp_size": 1, "cp_size": 1, "dp_replicate_size": 1},
-      "memory":     {"recompute": "none", "loss_tile_tokens": 0},
+      "memory":     {"recompute": "none", "offload": "none", "loss_tile_tokens": 0},
       "checkpoint": {"dir": "out", "every": 0, "keep": 2, "resume": "auto"},
       "log":        {"file": "out/log.jsonl", "every": 1},
       "debug":      {"dump_dir": null, "dump_steps": 1, "dump_logits": false} })");
