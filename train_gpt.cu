@@ -353,6 +353,10 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
   trainer.run = to_json(run);
   console.info("device {}, {}, {} threads, GEMM peak {:.1f} GFLOP/s", device.name(), name_of(options.dtype),
                num_threads(), peak_flops * 1e-9);
+  if (run.train.grad_dtype != "fp32") {
+    console.info("gradients are {} where they are summed over micro-batches or sent (train.grad_dtype)",
+                 run.train.grad_dtype);
+  }
   if (shape.world > 1) console.info("tensors travel by {}", mesh.transport());
   std::optional<MetricsLog> log;
   if (world.rank() == 0) log.emplace(log_path(run), trainer.step, console);

@@ -20,6 +20,8 @@ std::vector<Tensor> views_of(Tensor flat, const UnitSpec& spec, const FlatLayout
   return views;
 }
 
+constexpr size_t kNumSlots = 4;
+
 /// The first unit, the last, and two for all between.
 size_t slot_index(size_t u, size_t num_units) {
   if (u == 0) return 0;
@@ -33,9 +35,10 @@ int64_t bytes_of(const Tensor& tensor) {
 }  // namespace
 
 ParamStore::ParamStore(Arena& arena, std::vector<UnitSpec> units, DType dtype, const MeshShape& shape, Mesh* mesh,
-                       Device& device)
+                       Device& device, std::optional<DType> grad_dtype)
     : dtype_(dtype),
-      grad_dtype_(accumulator_dtype(dtype)),
+      full_grad_dtype_(accumulator_dtype(dtype)),
+      grad_dtype_(grad_dtype.value_or(full_grad_dtype_)),
       shape_(shape),
       mesh_(mesh),
       device_(device),
@@ -43,8 +46,12 @@ ParamStore::ParamStore(Arena& arena, std::vector<UnitSpec> units, DType dtype, c
   CHECK(mesh || arena.measures_only() || shape.world == 1, "a store of {} ranks needs a mesh", shape.world);
   for (UnitSpec& spec : units) {
     FlatLayout layout(spec.tensors, shape.shards());
-    units_.push_back({std::move(spec), std::move(layout), {}, {}, {}, slot_index(units_.size(), units.size())});
+    const size_t u = units_.size(), slot = slot_index(u, units.size());
+    units_.push_back(
+        {std::move(spec), std::move(layout), {}, {}, {}, is_sharded() ? slot : u, has_full_grads() ? slot : u});
   }
+  CHECK(accumulator_dtype(grad_dtype_) == full_grad_dtype_, "gradients in {} of weights in {}", name_of(grad_dtype_),
+        name_of(dtype_));
   arena.begin_section(is_sharded() ? "parameters (shards)" : "parameters");
   for (Unit& unit : units_) unit.param_shard = arena.place(dtype, {unit.layout.shard_numel()}, unit.spec.name);
   if (has_master()) {
@@ -66,34 +73,33 @@ ParamStore::ParamStore(Arena& arena, std::vector<UnitSpec> units, DType dtype, c
     arena.begin_section("sums over the replicas");
     replica_scratch_ = arena.place(grad_dtype_, {2 * largest}, "gradients");
   }
-  if (!is_sharded()) {
-    for (Unit& unit : units_) {
-      unit.slot = slots_.size();
-      slots_.emplace_back();
-      slots_.back().param_views = views_of(unit.param_shard, unit.spec, unit.layout);
-      slots_.back().grad_views = views_of(unit.grad_shard, unit.spec, unit.layout);
-    }
-    return;
-  }
-  slots_.resize(4);
+  weight_slots_.resize(is_sharded() ? kNumSlots : units_.size());
+  grad_slots_.resize(has_full_grads() ? kNumSlots : units_.size());
   int64_t largest = 0;
-  for (Unit& unit : units_) {
-    slots_[unit.slot].numel = std::max(slots_[unit.slot].numel, unit.layout.numel());
+  for (size_t u = 0; u < units_.size(); u++) {
+    const Unit& unit = units_[u];
+    const auto grow = [&](auto& slot) { slot.numel = std::max(slot.numel, unit.layout.numel()); };
+    grow(weight_slot(u)), grow(grad_slot(u));
     largest = std::max(largest, unit.layout.numel());
+    if (!is_sharded()) weight_slot(u).views = views_of(unit.param_shard, unit.spec, unit.layout);
+    if (!has_full_grads()) grad_slot(u).views = views_of(unit.grad_shard, unit.spec, unit.layout);
   }
   arena.begin_section("full units in use");
-  for (Slot& slot : slots_) {
-    if (slot.numel == 0) continue;  // of a model of few units
-    slot.params = arena.place(dtype, {slot.numel}, "weights");
-    slot.grads = arena.place(grad_dtype_, {slot.numel}, "gradients");
+  for (WeightSlot& slot : weight_slots_) {  // of a model of few units some are empty
+    if (is_sharded() && slot.numel > 0) slot.weights = arena.place(dtype, {slot.numel}, "weights");
   }
+  for (GradSlot& slot : grad_slots_) {
+    if (has_full_grads() && slot.numel > 0) slot.grads = arena.place(full_grad_dtype_, {slot.numel}, "gradients");
+  }
+  if (!is_sharded()) return;
+  if (grad_dtype_ != full_grad_dtype_) sent_ = arena.place(grad_dtype_, {largest}, "gradients to send");
   received_ = arena.place(grad_dtype_, {largest}, "gradients of all ranks");
 }
 
 ParamStore::~ParamStore() {
   if (std::uncaught_exceptions() > 0) return;
   try {
-    for (Slot& slot : slots_) {
+    for (WeightSlot& slot : weight_slots_) {
       if (slot.gathering) slot.gathering->wait();
     }
     if (reducing_) reducing_->request->wait();
@@ -104,31 +110,31 @@ ParamStore::~ParamStore() {
 void ParamStore::gather(size_t u) {
   Unit& unit = units_.at(u);
   unit.users++;
-  Slot& slot = slot_of(u);
+  WeightSlot& slot = weight_slot(u);
   if (!is_sharded() || slot.unit == u) return;
   if (slot.unit) {
     CHECK(units_[*slot.unit].users == 0, "unit '{}' is gathered while '{}' is used", unit.spec.name,
           units_[*slot.unit].spec.name);
     if (slot.gathering) slot.gathering->wait();
   }
-  Tensor full = slot.params.rows(0, unit.layout.numel());
+  Tensor full = slot.weights.rows(0, unit.layout.numel());
   full.name = unit.spec.name.c_str();
   device_.copy(full.rows(shard_begin(u), unit.layout.shard_numel()).data, unit.param_shard.data,
                unit.param_shard.size_bytes());
   slot.unit = u;
   slot.gathering = mesh_->shard_tensors().start_all_gather(full);
-  slot.param_views = views_of(full, unit.spec, unit.layout);
+  slot.views = views_of(full, unit.spec, unit.layout);
   traffic_.gathers.add((shape_.shards() - 1) * bytes_of(unit.param_shard));
 }
 
 const std::vector<Tensor>& ParamStore::use(size_t u) {
   CHECK(units_.at(u).users > 0, "unit '{}' is used before it is gathered", units_[u].spec.name);
-  Slot& slot = slot_of(u);
+  WeightSlot& slot = weight_slot(u);
   if (slot.gathering) {
     slot.gathering->wait();
     slot.gathering.reset();
   }
-  return slot.param_views;
+  return slot.views;
 }
 
 void ParamStore::release(size_t u) {
@@ -138,28 +144,39 @@ void ParamStore::release(size_t u) {
 
 const std::vector<Tensor>& ParamStore::grads(size_t u) {
   Unit& unit = units_.at(u);
-  Slot& slot = slot_of(u);
-  if (!is_sharded()) return slot.grad_views;
-  if (reducing_ && unit.slot == units_[reducing_->unit].slot) finish_reduce();
-  if (slot.grads_unit == u) return slot.grad_views;
-  CHECK(!slot.grads_unit, "gradients of unit '{}' while those of '{}' are not reduced", unit.spec.name,
-        units_[*slot.grads_unit].spec.name);
+  GradSlot& slot = grad_slot(u);
+  if (!has_full_grads()) return slot.views;
+  if (reducing_ && unit.grad_slot == units_[reducing_->unit].grad_slot) finish_reduce();
+  if (slot.unit == u) return slot.views;
+  CHECK(!slot.unit, "gradients of unit '{}' while those of '{}' are not reduced", unit.spec.name,
+        units_[*slot.unit].spec.name);
   Tensor full = slot.grads.rows(0, unit.layout.numel());
   full.name = unit.spec.name.c_str();
   fill_zero(device_, full);
-  slot.grads_unit = u;
-  slot.grad_views = views_of(full, unit.spec, unit.layout);
-  return slot.grad_views;
+  slot.unit = u;
+  slot.views = views_of(full, unit.spec, unit.layout);
+  return slot.views;
 }
 
 void ParamStore::reduce(size_t u) {
-  if (!is_sharded()) return;
+  if (!has_full_grads()) return;
   Unit& unit = units_.at(u);
-  Slot& slot = slot_of(u);
-  CHECK(slot.grads_unit == u, "unit '{}' has no gradients to reduce", unit.spec.name);
+  GradSlot& slot = grad_slot(u);
+  CHECK(slot.unit == u, "unit '{}' has no gradients to reduce", unit.spec.name);
   finish_reduce();  // one at a time: there is one buffer for what comes
   Tensor full = slot.grads.rows(0, unit.layout.numel());
   full.name = unit.spec.name.c_str();
+  if (!is_sharded()) {
+    add_parts(device_, unit.grad_shard, full, 1);
+    slot.unit.reset();
+    return;
+  }
+  if (sent_) {
+    Tensor rounded = sent_.rows(0, full.numel());
+    rounded.name = full.name;
+    convert(device_, rounded, full);
+    full = rounded;
+  }
   reducing_ = {u, mesh_->shard_tensors().start_all_to_all(received_.rows(0, full.numel()), full)};
   traffic_.reduces.add((shape_.shards() - 1) * bytes_of(unit.grad_shard));
 }
@@ -169,14 +186,14 @@ void ParamStore::finish_reduce() {
   reducing_->request->wait();
   Unit& unit = units_[reducing_->unit];
   add_parts(device_, unit.grad_shard, received_.rows(0, unit.layout.numel()), shape_.shards());
-  slot_of(reducing_->unit).grads_unit.reset();
+  grad_slot(reducing_->unit).unit.reset();
   reducing_.reset();
 }
 
 void ParamStore::finish_grads() {
   finish_reduce();
-  for (const Slot& slot : slots_) {
-    CHECK(!slot.grads_unit, "the gradients of unit '{}' were not reduced", units_[*slot.grads_unit].spec.name);
+  for (const GradSlot& slot : grad_slots_) {
+    CHECK(!slot.unit, "the gradients of unit '{}' were not reduced", units_[*slot.unit].spec.name);
   }
   if (shape_.dp_replicate == 1) return;
   for (Unit& unit : units_) sum_replicas(unit.grad_shard);
@@ -212,7 +229,7 @@ void ParamStore::round_weights() {
 
 void ParamStore::weights_changed() {
   if (!is_sharded()) return;
-  for (Slot& slot : slots_) {
+  for (WeightSlot& slot : weight_slots_) {
     if (slot.gathering) slot.gathering->wait(), slot.gathering.reset();
     CHECK(!slot.unit || units_[*slot.unit].users == 0, "the weights of '{}' change while they are used",
           units_[*slot.unit].spec.name);

@@ -12,8 +12,12 @@
 // last unit, which have full buffers of their own, units share two, by turns. What is still in a buffer is not
 // gathered again until the weights change. Knows units and flat ranges, not what the tensors mean.
 //
-// Every sum is taken in the order of ranks. With one shard a full unit is the shard: nothing is copied. Gradients are
-// fp32 (fp64 for F64 weights). BF16 weights are rounded from fp32 master weights, of which each rank has its shard.
+// Every sum is taken in the order of ranks. With one shard a full unit is the shard: nothing is copied. BF16 weights
+// are rounded from fp32 master weights, of which each rank has its shard.
+//
+// Full gradients are fp32 (fp64 for F64 weights). Shards of gradients are, too, or BF16 (grad_dtype): then what is sent
+// is BF16, sums over ranks are taken in fp32, and each shard's sum over micro-batches is rounded once a micro-batch. A
+// full unit is then no shard: its gradients have buffers by turns on one rank, too.
 #pragma once
 
 #include <optional>
@@ -32,9 +36,10 @@ struct UnitSpec {
 
 class ParamStore {
  public:
-  /// `mesh` null: plans for `shape` on an arena that only measures.
-  ParamStore(Arena& arena, std::vector<UnitSpec> units, DType dtype, const MeshShape& shape, Mesh* mesh,
-             Device& device);
+  /// `mesh` null: plans for `shape` on an arena that only measures. `grad_dtype`: of the shards of gradients, BF16 or
+  /// what gradients are without it.
+  ParamStore(Arena& arena, std::vector<UnitSpec> units, DType dtype, const MeshShape& shape, Mesh* mesh, Device& device,
+             std::optional<DType> grad_dtype = std::nullopt);
   /// Waits for what is under way, unless an error ends the run.
   ~ParamStore();
   ParamStore(const ParamStore&) = delete;
@@ -77,32 +82,42 @@ class ParamStore {
     UnitSpec spec;
     FlatLayout layout;
     Tensor param_shard, master_shard, grad_shard;
-    size_t slot = 0;
+    size_t weight_slot = 0, grad_slot = 0;
     int users = 0;
   };
-  /// Memory of one full unit: its weights and their gradients.
-  struct Slot {
+  /// Memory for the weights of one full unit.
+  struct WeightSlot {
     int64_t numel = 0;
-    Tensor params, grads;
-    std::optional<size_t> unit;        // whose weights are here
-    Communicator::Request gathering;   // until they are
-    std::optional<size_t> grads_unit;  // whose gradients are accumulated here
-    std::vector<Tensor> param_views, grad_views;
+    Tensor weights;
+    std::optional<size_t> unit;       // whose weights are here
+    Communicator::Request gathering;  // until they are
+    std::vector<Tensor> views;
+  };
+  /// Memory for the gradients of one full unit.
+  struct GradSlot {
+    int64_t numel = 0;
+    Tensor grads;
+    std::optional<size_t> unit;  // whose gradients are accumulated here
+    std::vector<Tensor> views;
   };
 
   bool is_sharded() const { return shape_.shards() > 1; }
-  Slot& slot_of(size_t u) { return slots_.at(units_.at(u).slot); }
+  /// Full gradients are not the shards themselves.
+  bool has_full_grads() const { return is_sharded() || grad_dtype_ != full_grad_dtype_; }
+  WeightSlot& weight_slot(size_t u) { return weight_slots_.at(units_.at(u).weight_slot); }
+  GradSlot& grad_slot(size_t u) { return grad_slots_.at(units_.at(u).grad_slot); }
   void finish_reduce();
   void sum_replicas(Tensor grads);
 
-  DType dtype_, grad_dtype_;
+  DType dtype_, full_grad_dtype_, grad_dtype_;
   MeshShape shape_;
   Mesh* mesh_;
   Device& device_;
   int shard_rank_ = 0;
   std::vector<Unit> units_;
-  std::vector<Slot> slots_;
-  Tensor received_;         // parts of a gradient from every rank
+  std::vector<WeightSlot> weight_slots_;
+  std::vector<GradSlot> grad_slots_;
+  Tensor sent_, received_;  // a gradient as it is sent, where that is not what it is; parts of one from every rank
   Tensor replica_scratch_;  // a shard's gradient, and what comes from the other replicas
   Tensor squares_;          // (1) F64: the sum of squares of this rank's gradients
   struct Reducing {

@@ -18,13 +18,13 @@ inline T flush_subnormal(T x) {
   return std::abs(x) < std::numeric_limits<T>::min() ? T(0) : x;
 }
 
-template <class T>
-void update_cpu(T* p, T* m, T* v, bf16* weights, const T* g, int64_t n, const detail::AdamWCoefficients<T> k) {
+template <class T, class G>
+void update_cpu(T* p, T* m, T* v, bf16* weights, const G* g, int64_t n, const detail::AdamWCoefficients<T> k) {
   parallel_for((n + kBlock - 1) / kBlock, 4, [&](int64_t block_begin, int64_t block_end) {
     const int64_t begin = block_begin * kBlock, end = std::min(block_end * kBlock, n);
 #pragma omp simd
     for (int64_t i = begin; i < end; i++) {
-      const T gi = k.clip_scale * g[i];
+      const T gi = k.clip_scale * static_cast<T>(static_cast<Accumulator<G>>(g[i]));
       const T mi = flush_subnormal(k.beta1 * m[i] + k.one_minus_beta1 * gi);
       const T vi = flush_subnormal(k.beta2 * v[i] + k.one_minus_beta2 * gi * gi);
       const T decayed = p[i] - k.decay * p[i];
@@ -40,9 +40,9 @@ void update_cpu(T* p, T* m, T* v, bf16* weights, const T* g, int64_t n, const de
 }  // namespace
 
 void adamw_update(Device& device, Tensor p, Tensor m, Tensor v, ConstTensor g, const AdamWStep& step, Tensor weights) {
-  check_tensor(p, "adamw_update: p", p.shape, g.dtype);
-  check_tensor(m, "adamw_update: m", p.shape, g.dtype);
-  check_tensor(v, "adamw_update: v", p.shape, g.dtype);
+  check_tensor(p, "adamw_update: p", p.shape, accumulator_dtype(g.dtype));
+  check_tensor(m, "adamw_update: m", p.shape, p.dtype);
+  check_tensor(v, "adamw_update: v", p.shape, p.dtype);
   check_tensor(g, "adamw_update: g", p.shape, g.dtype);
   if (weights) check_tensor(weights, "adamw_update: weights", p.shape, DType::BF16);
   CHECK(step.step >= 1, "adamw_update: step {} must count from 1", step.step);
@@ -53,8 +53,11 @@ void adamw_update(Device& device, Tensor p, Tensor m, Tensor v, ConstTensor g, c
   if constexpr (kHasCuda) {
     if (device.is_cuda()) return adamw_update_cuda(device, p, m, v, g, step, weights);
   }
-  dispatch_float(g.dtype, "adamw_update", [&]<class T>(T) {
-    update_cpu(p.as<T>(), m.as<T>(), v.as<T>(), weights ? weights.as<bf16>() : nullptr, g.as<T>(), p.numel(),
-               detail::AdamWCoefficients<T>(step));
+  dispatch_float(p.dtype, "adamw_update", [&]<class T>(T) {
+    const auto update = [&]<class G>(const G* gradient) {
+      update_cpu(p.as<T>(), m.as<T>(), v.as<T>(), weights ? weights.as<bf16>() : nullptr, gradient, p.numel(),
+                 detail::AdamWCoefficients<T>(step));
+    };
+    g.dtype == DType::BF16 ? update(g.as<bf16>()) : update(g.as<T>());
   });
 }

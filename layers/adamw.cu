@@ -4,8 +4,9 @@
 //   else touches them. Operations and their order are the CPU's, with square root and division rounded correctly: the
 //   bits are the same but for which products and sums each compiler contracts into an FMA.
 //
-// Bytes from DRAM of n elements, the minimum: reads p, m, v, g, writes p, m, v, all F32: 28 n; weights, BF16: 2 n more
-//   in 64-bit stores, instead of a second pass that reads p and writes weights (6 n).
+// Bytes from DRAM of n elements, the minimum: reads p, m, v, g, writes p, m, v, all F32: 28 n (26 n where g is BF16, in
+//   64-bit loads); weights, BF16: 2 n more in 64-bit stores, instead of a second pass that reads p and writes weights
+//   (6 n).
 #include <type_traits>
 
 #include "layers/adamw_coefficients.h"
@@ -21,10 +22,9 @@ __device__ __forceinline__ float flush_subnormal(float x) {
 }
 
 // See adamw.h; weights may be null.
-template <int kWidth>
-__global__ void __launch_bounds__(kThreads)
-    adamw_update_kernel(float* p, float* m, float* v, bf16* weights, const float* g, int64_t n,
-                        detail::AdamWCoefficients<float> c) {
+template <class G, int kWidth>
+__global__ void __launch_bounds__(kThreads) adamw_update_kernel(float* p, float* m, float* v, bf16* weights, const G* g,
+                                                                int64_t n, detail::AdamWCoefficients<float> c) {
   const int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kWidth;
   if (i >= n) return;
   float pi[kWidth], mi[kWidth], vi[kWidth], gi[kWidth];
@@ -49,15 +49,15 @@ __global__ void __launch_bounds__(kThreads)
 
 void adamw_update_cuda(Device& device, Tensor p, Tensor m, Tensor v, ConstTensor g, const AdamWStep& step,
                        Tensor weights) {
-  CHECK(g.dtype == DType::F32, "adamw_update: dtype {} is not supported on the CUDA device, use F32", name_of(g.dtype));
+  CHECK(p.dtype == DType::F32, "adamw_update: dtype {} is not supported on the CUDA device, use F32", name_of(p.dtype));
   const int64_t n = p.numel();
-  const auto run = [&]<int kWidth>(std::integral_constant<int, kWidth>) {
-    launch(device, {ceil_div(n, kThreads * kWidth), kThreads}, adamw_update_kernel<kWidth>, p.as<float>(),
-           m.as<float>(), v.as<float>(), weights ? weights.as<bf16>() : nullptr, g.as<float>(), n,
-           detail::AdamWCoefficients<float>(step));
-  };
-  if (is_packable<float>(n, {p.data, m.data, v.data, g.data, weights.data})) {
-    return run(std::integral_constant<int, kPackWidth<float>>());
-  }
-  run(std::integral_constant<int, 1>());
+  const bool packed = is_packable<float>(n, {p.data, m.data, v.data, g.data, weights.data});
+  dispatch_cuda(g.dtype, "adamw_update", [&]<class G>(G) {
+    const auto run = [&]<int kWidth>(std::integral_constant<int, kWidth>) {
+      launch(device, {ceil_div(n, kThreads * kWidth), kThreads}, adamw_update_kernel<G, kWidth>, p.as<float>(),
+             m.as<float>(), v.as<float>(), weights ? weights.as<bf16>() : nullptr, g.as<G>(), n,
+             detail::AdamWCoefficients<float>(step));
+    };
+    packed ? run(std::integral_constant<int, kPackWidth<float>>()) : run(std::integral_constant<int, 1>());
+  });
 }

@@ -15,8 +15,8 @@ struct AdamWStep {
   int64_t step = 1;       ///< counts from 1
 };
 
-/// p, m, v (n) updated in place <- g (n); all of one dtype (F32, F64). weights (n) BF16: the new p, rounded once; null
-/// where nobody needs it. One pass over memory.
+/// p, m, v (n) updated in place <- g (n); all of one dtype (F32, F64), but that g may be BF16 for F32. weights (n)
+/// BF16: the new p, rounded once; null where nobody needs it. One pass over memory.
 void adamw_update(Device& device, Tensor p, Tensor m, Tensor v, ConstTensor g, const AdamWStep& step,
                   Tensor weights = {});
 

@@ -48,17 +48,19 @@ template <class T, class Part>
 void add_parts_cpu(T* sum, const Part* parts, int64_t n, int num_parts) {
   constexpr int64_t kBlock = 1024;
   parallel_for(n, kGrain, [&](int64_t begin, int64_t end) {
-    std::array<T, kBlock> added;
+    std::array<Accumulator<T>, kBlock> added;
     for (int64_t at = begin; at < end; at += kBlock) {
       const int64_t count = std::min(kBlock, end - at);
-      for (int64_t i = 0; i < count; i++) added[static_cast<size_t>(i)] = element_as<T>(parts[at + i]);
+      for (int64_t i = 0; i < count; i++) added[static_cast<size_t>(i)] = element_as<Accumulator<T>>(parts[at + i]);
       for (int p = 1; p < num_parts; p++) {
         const Part* part = parts + p * n + at;
 #pragma omp simd
-        for (int64_t i = 0; i < count; i++) added[static_cast<size_t>(i)] += element_as<T>(part[i]);
+        for (int64_t i = 0; i < count; i++) added[static_cast<size_t>(i)] += element_as<Accumulator<T>>(part[i]);
       }
 #pragma omp simd
-      for (int64_t i = 0; i < count; i++) sum[at + i] += added[static_cast<size_t>(i)];
+      for (int64_t i = 0; i < count; i++) {
+        sum[at + i] = element_as<T>(element_as<Accumulator<T>>(sum[at + i]) + added[static_cast<size_t>(i)]);
+      }
     }
   });
 }
@@ -68,10 +70,10 @@ double piece_sum_of_squares(const T* x, int64_t n) {
   std::array<double, kLanes> lanes{};
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    for (int64_t k = 0; k < kLanes; k++) lanes[k] += static_cast<double>(x[i + k]) * static_cast<double>(x[i + k]);
+    for (int64_t k = 0; k < kLanes; k++) lanes[k] += element_as<double>(x[i + k]) * element_as<double>(x[i + k]);
   }
   double sum = 0;
-  for (; i < n; i++) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  for (; i < n; i++) sum += element_as<double>(x[i]) * element_as<double>(x[i]);
   for (const double lane : lanes) sum += lane;
   return sum;
 }
@@ -110,16 +112,21 @@ void residual_add(Device& device, Tensor y, ConstTensor a, ConstTensor b) {
 }
 
 void add_parts(Device& device, Tensor sum, ConstTensor parts, int num_parts) {
-  const bool widens = sum.dtype == DType::F32 && parts.dtype == DType::BF16;
   check_tensor(sum, "add_parts: sum", sum.shape, sum.dtype);
-  check_tensor(parts, "add_parts: parts", {num_parts * sum.numel()}, widens ? DType::BF16 : sum.dtype);
+  check_tensor(parts, "add_parts: parts", {num_parts * sum.numel()}, parts.dtype);
+  CHECK(accumulator_dtype(sum.dtype) == accumulator_dtype(parts.dtype), "add_parts: parts of {} for a sum of {}",
+        name_of(parts.dtype), name_of(sum.dtype));
   CHECK(num_parts >= 1, "add_parts: {} parts", num_parts);
   if constexpr (kHasCuda) {
     if (device.is_cuda()) return add_parts_cuda(device, sum, parts, num_parts);
   }
-  if (widens) return add_parts_cpu(sum.as<float>(), parts.as<bf16>(), sum.numel(), num_parts);
-  dispatch_float(sum.dtype, "add_parts",
-                 [&]<class T>(T) { add_parts_cpu(sum.as<T>(), parts.as<T>(), sum.numel(), num_parts); });
+  dispatch_storage(sum.dtype, "add_parts", [&]<class T>(T) {
+    dispatch_storage(parts.dtype, "add_parts", [&]<class Part>(Part) {
+      if constexpr (std::is_same_v<Accumulator<T>, Accumulator<Part>>) {
+        add_parts_cpu(sum.as<T>(), parts.as<Part>(), sum.numel(), num_parts);
+      }
+    });
+  });
 }
 
 void fill_zero(Device& device, Tensor x) {
@@ -135,8 +142,8 @@ void add_sum_of_squares(Device& device, Tensor sum, ConstTensor x) {
   if constexpr (kHasCuda) {
     if (device.is_cuda()) return add_sum_of_squares_cuda(device, sum, x);
   }
-  dispatch_float(x.dtype, "add_sum_of_squares",
-                 [&]<class T>(T) { *sum.as<double>() += sum_of_squares_cpu(x.as<T>(), x.numel()); });
+  dispatch_storage(x.dtype, "add_sum_of_squares",
+                   [&]<class T>(T) { *sum.as<double>() += sum_of_squares_cpu(x.as<T>(), x.numel()); });
 }
 
 void convert(Device& device, Tensor to, ConstTensor from) {

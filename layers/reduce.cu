@@ -7,7 +7,7 @@
 //
 // Bytes from DRAM, each the minimum, of n elements of T:
 //     residual_add: reads a, b, writes y                        3 n sizeof(T)
-//     add_parts:    reads num_parts parts, reads, writes sum    n (num_parts sizeof(T) + 8)
+//     add_parts:    reads num_parts parts, reads, writes sum    n (num_parts sizeof(Part) + 2 sizeof(Sum))
 //     convert:      reads from, writes to                       n (sizeof(From) + sizeof(To))
 //     squares:      reads x; at most 1024 partial sums          n sizeof(T)
 //
@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(kThreads) residual_add_kernel(T* y, const T* a
 }
 
 // sum += parts[0] + parts[1] + ..., each n elements long.
-template <class T, int kWidth>
-__global__ void __launch_bounds__(kThreads) add_parts_kernel(float* sum, const T* parts, int64_t n, int num_parts) {
+template <class Sum, class Part, int kWidth>
+__global__ void __launch_bounds__(kThreads) add_parts_kernel(Sum* sum, const Part* parts, int64_t n, int num_parts) {
   const int64_t i = first_element<kWidth>();
   if (i >= n) return;
   float added[kWidth], next[kWidth];
@@ -125,11 +125,14 @@ void residual_add_cuda(Device& device, Tensor y, ConstTensor a, ConstTensor b) {
 
 void add_parts_cuda(Device& device, Tensor sum, ConstTensor parts, int num_parts) {
   const int64_t n = sum.numel();
-  const bool packed = is_packable<float>(n, {sum.data, parts.data});
-  dispatch_cuda(parts.dtype, "add_parts", [&]<class T>(T) {
-    dispatch_width<float>(packed, [&]<int kWidth>(std::integral_constant<int, kWidth>) {
-      launch(device, {num_blocks<kWidth>(n), kThreads}, add_parts_kernel<T, kWidth>, sum.as<float>(), parts.as<T>(), n,
-             num_parts);
+  dispatch_cuda(sum.dtype, "add_parts", [&]<class Sum>(Sum) {
+    dispatch_cuda(parts.dtype, "add_parts", [&]<class Part>(Part) {
+      using Wider = std::conditional_t<sizeof(Sum) >= sizeof(Part), Sum, Part>;
+      dispatch_width<Wider>(is_packable<Wider>(n, {sum.data, parts.data}),
+                            [&]<int kWidth>(std::integral_constant<int, kWidth>) {
+                              launch(device, {num_blocks<kWidth>(n), kThreads}, add_parts_kernel<Sum, Part, kWidth>,
+                                     sum.as<Sum>(), parts.as<Part>(), n, num_parts);
+                            });
     });
   });
 }

@@ -8,13 +8,14 @@
 /// y = a + b. y may be a or b.
 void residual_add(Device& device, Tensor y, ConstTensor a, ConstTensor b);
 
-/// sum (n) += the `num_parts` parts of parts (num_parts * n), added up in their order. parts has the dtype of sum, or
-/// is BF16 where sum is F32.
+/// sum (n) += the `num_parts` parts of parts (num_parts * n), added up in their order. F32 and BF16 in any combination,
+/// added in fp32 and rounded once; or both F64.
 void add_parts(Device& device, Tensor sum, ConstTensor parts, int num_parts);
 
 void fill_zero(Device& device, Tensor x);
 
-/// sum (1) F64 += sum of x^2, in fp64. `sum` is in the device's memory, so that many tensors need one copy to the host.
+/// sum (1) F64 += sum of x^2, in fp64; x is F32, BF16 or F64. `sum` is in the device's memory, so that many tensors
+/// need one copy to the host.
 void add_sum_of_squares(Device& device, Tensor sum, ConstTensor x);
 
 /// to = from, of the same shape and any two of F32, BF16, F64; they do not overlap. Rounds to nearest even (F64 to BF16

@@ -30,10 +30,18 @@ void measure(Arena& arena, const RunConfig& run, const ModelConfig& model, const
 
 }  // namespace
 
+namespace {
+
+std::optional<DType> grad_dtype(const RunConfig& run) {
+  return run.train.grad_dtype == "bf16" ? std::optional(DType::BF16) : std::nullopt;
+}
+
+}  // namespace
+
 TrainState::TrainState(Arena& arena, const RunConfig& run, const ModelConfig& model, const ModelOptions& options,
                        const MeshShape& shape, Mesh* mesh, Device& device)
     : units(param_units(model)),
-      params(arena, unit_specs(units), options.dtype, shape, mesh, device),
+      params(arena, unit_specs(units), options.dtype, shape, mesh, device, grad_dtype(run)),
       adamw(arena, params, units, run.optimizer),
       llama(arena, model, options, mesh ? &mesh->sp_tensors() : nullptr, device) {}
 
@@ -94,7 +102,7 @@ Traffic plan_traffic(const RunConfig& run, const ModelConfig& model, const MeshS
   };
   const ModelOptions options = model_options(run, model, shape);
   const int64_t size = static_cast<int64_t>(size_of(options.dtype)), L = model.num_layers;
-  const int64_t grad_size = static_cast<int64_t>(size_of(accumulator_dtype(options.dtype)));
+  const int64_t grad_size = static_cast<int64_t>(size_of(grad_dtype(run).value_or(accumulator_dtype(options.dtype))));
   const int64_t M = run.batch.global_batch_size / (run.batch.micro_batch_size * shape.data_parallel());
   const auto units = unit_specs(param_units(model));
   for (int64_t u = 0; u < static_cast<int64_t>(units.size()); u++) {

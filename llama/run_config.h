@@ -50,9 +50,10 @@ struct RunConfig {
   struct Train {
     std::optional<int64_t> steps;
     std::optional<double> epochs;
-    std::string device = "auto";  ///< auto | cpu | cuda
-    std::string dtype = "auto";   ///< auto | fp32 | bf16
-    int64_t eval_every = 0;       ///< 0 = only after the last step
+    std::string device = "auto";      ///< auto | cpu | cuda
+    std::string dtype = "auto";       ///< auto | fp32 | bf16
+    std::string grad_dtype = "fp32";  ///< fp32 | bf16
+    int64_t eval_every = 0;           ///< 0 = only after the last step
   } train;
   struct Parallel {
     int64_t sp_size = 1, cp_size = 1, dp_replicate_size = 1;

@@ -18,7 +18,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "optimizer": {"name": "adamw", "lr": 1e-5, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "max_grad_norm": 1.0,
                   "no_decay": ["*norm*", "*bias"]},
     "schedule": {"name": "cosine", "warmup_steps": 0, "min_lr_ratio": 0.1, "decay_ratio": 0.2},
-    "train": {"steps": None, "epochs": None, "device": "auto", "dtype": "auto", "eval_every": 0},
+    "train": {"steps": None, "epochs": None, "device": "auto", "dtype": "auto", "grad_dtype": "fp32", "eval_every": 0},
     "parallel": {"sp_size": 1, "cp_size": 1, "dp_replicate_size": 1},
     "memory": {"recompute": "none", "offload": "none", "loss_tile_tokens": 0},
     "checkpoint": {"dir": "checkpoints", "every": 0, "keep": 2, "resume": "auto"},

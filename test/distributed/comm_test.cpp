@@ -100,10 +100,10 @@ float gradient(int rank, int micro, size_t unit, int64_t i) {
 
 class ShardedStore {
  public:
-  ShardedStore(Communicator& ranks, int replicas)
+  ShardedStore(Communicator& ranks, int replicas, DType grad_dtype = DType::F32)
       : mesh_(ranks, mesh_shape(ranks.size(), replicas, 1, 1), device_),
         arena_(device_, 1 << 22),
-        store_(arena_, kUnits, DType::F32, mesh_.shape(), &mesh_, device_) {}
+        store_(arena_, kUnits, DType::F32, mesh_.shape(), &mesh_, device_, grad_dtype) {}
   ParamStore& operator*() { return store_; }
   ParamStore* operator->() { return &store_; }
 
@@ -139,57 +139,79 @@ void expect_weights(ParamStore& store, size_t u) {
   }
 }
 
+double element(ConstTensor t, int64_t i) {
+  return t.dtype == DType::BF16 ? static_cast<double>(static_cast<float>(t.as<bf16>()[i])) : t.as<float>()[i];
+}
+
+/// `bound`: of the relative error of an element of a gradient.
+void expect_protocol(int size, int replicas, DType grad_dtype, double bound) {
+  const auto ranks = first_ranks(size);
+  if (!ranks) return;
+  ShardedStore store(*ranks, replicas, grad_dtype);
+  store.fill();
+  constexpr int kMicroSteps = 2;
+  store->zero_grads();
+  for (int micro = 0; micro < kMicroSteps; micro++) {
+    store->gather(0);
+    for (size_t u = 0; u < kUnits.size(); u++) {  // a forward, with prefetch
+      if (u + 1 < kUnits.size()) store->gather(u + 1);
+      expect_weights(*store, u);
+      if (u > 0) store->release(u);  // the first stays, as a tied embedding does
+    }
+    // A backward. It begins with a gradient of the first unit, as that of a tied head does, while the sum of the
+    // micro-step before is still under way.
+    for (int64_t i = 0; i < store->grads(0)[0].numel(); i++) store->grads(0)[0].as<float>()[i] += 5;
+    for (size_t u = kUnits.size(); u-- > 0;) {
+      store->gather(u);
+      if (u > 0) store->gather(u - 1);
+      expect_weights(*store, u);
+      for (const Tensor& g : store->grads(u)) {
+        for (int64_t i = 0; i < g.numel(); i++) g.as<float>()[i] += gradient(ranks->rank(), micro, u, i);
+      }
+      store->release(u);
+      if (u > 0) store->release(u - 1);
+      store->reduce(u);
+    }
+    store->release(0);
+  }
+  store->finish_grads();
+  double squares = 0;
+  for (size_t u = 0; u < kUnits.size(); u++) {
+    const FlatLayout& layout = store->layout(u);
+    const int64_t begin = store->shard_begin(u), end = begin + layout.shard_numel();
+    bool is_right = true;
+    for (size_t t = 0; t < kUnits[u].tensors.size(); t++) {
+      for (int64_t i = 0; i < kUnits[u].tensors[t].shape.numel(); i++) {
+        float expected = 0;
+        for (int micro = 0; micro < kMicroSteps; micro++) {
+          for (int r = 0; r < size; r++) expected += gradient(r, micro, u, i) + (u == 0 ? 5.0f : 0.0f);
+        }
+        squares += static_cast<double>(expected) * expected;
+        const int64_t at = layout.begin(t) + i;
+        if (at < begin || at >= end) continue;
+        is_right &= std::abs(element(store->grad_shard(u), at - begin) - expected) <= bound * std::abs(expected);
+      }
+    }
+    EXPECT_TRUE(is_right) << size << " ranks, " << replicas << " replicas, " << kUnits[u].name;
+  }
+  EXPECT_NEAR(store->grad_norm(), std::sqrt(squares), std::max(bound, 1e-9) * std::sqrt(squares));
+  int64_t sent = 0;
+  for (size_t u = 0; u < kUnits.size() && store->layout(u).numel() > store->layout(u).shard_numel(); u++) {
+    sent += kMicroSteps * (store->layout(u).numel() - store->layout(u).shard_numel());
+  }
+  EXPECT_EQ(store->traffic().reduces.bytes, sent * static_cast<int64_t>(size_of(grad_dtype)));
+}
+
 TEST(ParamStore, weights_are_whole_while_they_are_used_and_gradients_are_sums_over_all_ranks_and_steps) {
   for (const auto& [size, replicas] : {std::pair{2, 1}, {3, 1}, {5, 1}, {8, 1}, {8, 2}, {6, 3}, {4, 4}}) {
-    const auto ranks = first_ranks(size);
-    if (!ranks) continue;
-    ShardedStore store(*ranks, replicas);
-    store.fill();
-    constexpr int kMicroSteps = 2;
-    store->zero_grads();
-    for (int micro = 0; micro < kMicroSteps; micro++) {
-      store->gather(0);
-      for (size_t u = 0; u < kUnits.size(); u++) {  // a forward, with prefetch
-        if (u + 1 < kUnits.size()) store->gather(u + 1);
-        expect_weights(*store, u);
-        if (u > 0) store->release(u);  // the first stays, as a tied embedding does
-      }
-      // A backward. It begins with a gradient of the first unit, as that of a tied head does, while the sum of the
-      // micro-step before is still under way.
-      for (int64_t i = 0; i < store->grads(0)[0].numel(); i++) store->grads(0)[0].as<float>()[i] += 5;
-      for (size_t u = kUnits.size(); u-- > 0;) {
-        store->gather(u);
-        if (u > 0) store->gather(u - 1);
-        expect_weights(*store, u);
-        for (const Tensor& g : store->grads(u)) {
-          for (int64_t i = 0; i < g.numel(); i++) g.as<float>()[i] += gradient(ranks->rank(), micro, u, i);
-        }
-        store->release(u);
-        if (u > 0) store->release(u - 1);
-        store->reduce(u);
-      }
-      store->release(0);
-    }
-    store->finish_grads();
-    double squares = 0;
-    for (size_t u = 0; u < kUnits.size(); u++) {
-      const FlatLayout& layout = store->layout(u);
-      const int64_t begin = store->shard_begin(u), end = begin + layout.shard_numel();
-      bool is_right = true;
-      for (size_t t = 0; t < kUnits[u].tensors.size(); t++) {
-        for (int64_t i = 0; i < kUnits[u].tensors[t].shape.numel(); i++) {
-          float expected = 0;
-          for (int micro = 0; micro < kMicroSteps; micro++) {
-            for (int r = 0; r < size; r++) expected += gradient(r, micro, u, i) + (u == 0 ? 5.0f : 0.0f);
-          }
-          squares += static_cast<double>(expected) * expected;
-          const int64_t at = layout.begin(t) + i;
-          if (at >= begin && at < end) is_right &= store->grad_shard(u).as<float>()[at - begin] == expected;
-        }
-      }
-      EXPECT_TRUE(is_right) << size << " ranks, " << replicas << " replicas, " << kUnits[u].name;
-    }
-    EXPECT_NEAR(store->grad_norm(), std::sqrt(squares), 1e-9 * std::sqrt(squares));
+    expect_protocol(size, replicas, DType::F32, 0);
+  }
+}
+
+TEST(ParamStore, gradients_of_bf16_are_sent_and_kept_in_bf16) {
+  // Rounded when sent, after each micro-step, and as sums over replicas: up to five times by 2^-9.
+  for (const auto& [size, replicas] : {std::pair{1, 1}, {2, 1}, {5, 1}, {8, 2}, {4, 4}}) {
+    expect_protocol(size, replicas, DType::BF16, 5 * 0x1p-9);
   }
 }
 

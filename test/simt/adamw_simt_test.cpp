@@ -19,8 +19,8 @@ struct Outputs {
 struct Inputs {
   HostTensor p, m, v, g;
 
-  explicit Inputs(int64_t n)
-      : p(DType::F32, {n}, "p"), m(DType::F32, {n}, "m"), v(DType::F32, {n}, "v"), g(DType::F32, {n}, "g") {
+  explicit Inputs(int64_t n, DType of_g = DType::F32)
+      : p(DType::F32, {n}, "p"), m(DType::F32, {n}, "m"), v(DType::F32, {n}, "v"), g(of_g, {n}, "g") {
     p.fill_normal(1), m.fill_normal(2, 0.1), v.fill_normal(3, 0.1), g.fill_normal(4);
     for (int64_t i = 0; i < n; i++) v.set(i, v.get(i) * v.get(i));
   }
@@ -54,9 +54,11 @@ class AdamWCuda : public testing::Test {
 TEST_F(AdamWCuda, kernel_has_the_bits_of_the_cpu_layer) {
   for (const int64_t n : kFlatSizes) {
     for (const auto& [offset, weights_offset] : {std::pair(0, 0), std::pair(1, 0), std::pair(0, 1), std::pair(4, 4)}) {
-      const Inputs in(n);
-      EXPECT_TRUE(in.on_cuda(cuda, step, offset, weights_offset).bit_equal(in.on_cpu(step)))
-          << n << " offsets " << offset << " " << weights_offset;
+      for (const DType of_g : {DType::F32, DType::BF16}) {
+        const Inputs in(n, of_g);
+        EXPECT_TRUE(in.on_cuda(cuda, step, offset, weights_offset).bit_equal(in.on_cpu(step)))
+            << n << " offsets " << offset << " " << weights_offset << " " << name_of(of_g);
+      }
     }
   }
 }

@@ -69,12 +69,14 @@ TEST_F(ReduceCuda, add_parts_has_the_bits_of_the_cpu_layer) {
   for_each_case([&](DType dtype, int64_t n, int64_t offset) {
     for (const int num_parts : {1, 2, 7}) {
       if (n > 10000 && num_parts > 2) continue;
-      const HostTensor parts = random(dtype, n * num_parts, "parts");
-      HostTensor sum = random(DType::F32, n, "sum");
-      DeviceTensor sum_(cuda, sum, offset), parts_(cuda, parts, offset);
-      add_parts(cuda, sum_, parts_, num_parts);
-      add_parts(cpu, sum, parts, num_parts);
-      EXPECT_TRUE(sum_.to_host().bit_equal(sum)) << num_parts;
+      for (const DType of_sum : {DType::F32, DType::BF16}) {
+        const HostTensor parts = random(dtype, n * num_parts, "parts");
+        HostTensor sum = random(of_sum, n, "sum");
+        DeviceTensor sum_(cuda, sum, offset), parts_(cuda, parts, offset);
+        add_parts(cuda, sum_, parts_, num_parts);
+        add_parts(cpu, sum, parts, num_parts);
+        EXPECT_TRUE(sum_.to_host().bit_equal(sum)) << num_parts << " " << name_of(of_sum);
+      }
     }
   });
 }

@@ -210,8 +210,8 @@ TEST_F(Distributed, what_is_sent_is_what_the_formulas_say) {
   };
   // Rows of exactly 64 tokens, so that a rank's tokens are those of the plan.
   for (const Sent& c : {Sent{3, {"--batch.global_batch_size", "9"}}, Sent{4, {kSp, "2", kMicro, "2"}},
-                        Sent{8, {kSp, "8", "--memory.recompute", "block"}}, Sent{8, {kSp, "2", kReplicas, "2"}},
-                        Sent{4, {kReplicas, "4"}}}) {
+                        Sent{8, {kSp, "8", "--memory.recompute", "block"}},
+                        Sent{8, {kSp, "2", kReplicas, "2", "--train.grad_dtype", "bf16"}}, Sent{4, {kReplicas, "4"}}}) {
     fs::remove_all(dir_ / "run");
     std::vector<std::string> options = {"--data.packing",
                                         "concat",

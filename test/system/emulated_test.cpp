@@ -126,6 +126,21 @@ TEST_F(Emulated, ranks_have_the_gradients_of_one) {
   }
 }
 
+TEST_F(Emulated, gradients_of_bf16_are_those_of_fp32_rounded) {
+  std::vector<std::string> options = {"--batch.micro_batch_size", "1"};
+  const Dump fp32 = dump("stories260k", options, kTrainer);
+  options.insert(options.end(), {"--train.grad_dtype", "bf16"});
+  constexpr double kRounded = 3 * 0x1p-9;  // on its way, and once a micro-batch
+  expect_same_step(fp32, dump("stories260k", options, kTrainer), kRounded, "one rank, CPU");
+  options.insert(options.end(), {"--train.device", "cuda", "--train.dtype", "fp32"});
+  expect_same_step(fp32, dump("stories260k", options, kEmulatedTrainer), kRounded, "one rank");
+  if (std::system("command -v mpirun >/dev/null") != 0) GTEST_SKIP() << "no mpirun";
+  std::vector<std::string> own = mpirun(4);
+  own.insert(own.begin() + 1, {"TRAIN_GPT_SIMT_OWN_GPU=1", "TRAIN_GPT_SIMT_STREAMS=4"});
+  options.insert(options.end(), {"--parallel.sp_size", "2"});
+  expect_same_step(fp32, dump("stories260k", options, kEmulatedTrainer, own), kRounded, "2 x 2 ranks");
+}
+
 TEST_F(Emulated, a_resumed_run_is_bit_equal) {
   const auto with = [&](const char* steps) {
     return arguments("stories260k", {"--train.device", "cuda", "--train.steps", steps, "--schedule.name", "constant",

@@ -148,6 +148,17 @@ TEST(AdamW, weights_are_the_new_parameters_rounded) {
   }
 }
 
+TEST(AdamW, gradients_of_bf16_are_those_numbers_in_fp32) {
+  Device device = Device::cpu();
+  HostTensor p(DType::F32, {5000}), m(DType::F32, {5000}), v(DType::F32, {5000}), g(DType::BF16, {5000});
+  p.fill_normal(1), g.fill_normal(2);
+  HostTensor p2 = p, m2 = m, v2 = v;
+  const AdamWStep step{.lr = 1e-2, .weight_decay = 0.1, .clip_scale = 0.3};
+  adamw_update(device, p, m, v, g, step);
+  adamw_update(device, p2, m2, v2, g.to(DType::F32), step);
+  EXPECT_TRUE(p.bit_equal(p2) && m.bit_equal(m2) && v.bit_equal(v2));
+}
+
 TEST(AdamW, contract_violations_are_named) {
   Problem problem(8, DType::F32);
   Device device = Device::cpu();

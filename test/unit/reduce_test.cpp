@@ -90,17 +90,30 @@ TEST(Reduce, sums_of_squares_accumulate) {
   EXPECT_EQ(sum.get(0), 169.5);
 }
 
-TEST(Reduce, bf16_parts_are_added_in_fp32) {
+TEST(Reduce, bf16_is_added_in_fp32_and_rounded_once) {
   Device device = Device::cpu();
   for (const int64_t n : {1, 300, 5000}) {
-    HostTensor parts(DType::BF16, {3 * n}, "parts"), sum(DType::F32, {n}, "sum");
-    parts.fill_normal(1), sum.fill_normal(2);
-    HostTensor same = sum;
-    const HostTensor wide = parts.to(DType::F32);
-    add_parts(device, sum, parts, 3);
-    add_parts(device, same, wide, 3);
-    EXPECT_TRUE(sum.bit_equal(same)) << n;
+    for (const DType of_sum : {DType::F32, DType::BF16}) {
+      for (const DType of_parts : {DType::F32, DType::BF16}) {
+        HostTensor parts(of_parts, {3 * n}, "parts"), sum(of_sum, {n}, "sum");
+        parts.fill_normal(1), sum.fill_normal(2);
+        HostTensor same = sum.to(DType::F32);
+        const HostTensor wide = parts.to(DType::F32);
+        add_parts(device, sum, parts, 3);
+        add_parts(device, same, wide, 3);
+        EXPECT_TRUE(sum.bit_equal(same.to(of_sum))) << n << name_of(of_sum) << name_of(of_parts);
+      }
+    }
   }
+}
+
+TEST(Reduce, squares_of_bf16_are_added_in_fp64) {
+  Device device = Device::cpu();
+  HostTensor x(DType::BF16, {5000}, "x"), sum(DType::F64, {1}, "sum"), same(DType::F64, {1}, "same");
+  x.fill_normal(1);
+  add_sum_of_squares(device, sum, x);
+  add_sum_of_squares(device, same, x.to(DType::F32));
+  EXPECT_EQ(sum.get(0), same.get(0));
 }
 
 TEST(Reduce, conversions_round_to_nearest_even) {
@@ -150,8 +163,7 @@ TEST(Reduce, contract_violations_are_named) {
   EXPECT_EQ(error_of([&] { add_sum_of_squares(device, a, b); }),
             "add_sum_of_squares: sum ('a') is F32 (4), expected F64 (1)");
   HostTensor parts(DType::F64, {8}, "parts");
-  EXPECT_EQ(error_of([&] { add_parts(device, a, parts, 2); }),
-            "add_parts: parts ('parts') is F64 (8), expected F32 (8)");
+  EXPECT_EQ(error_of([&] { add_parts(device, a, parts, 2); }), "add_parts: parts of F64 for a sum of F32");
   EXPECT_EQ(error_of([&] { convert(device, a, b); }), "convert: to ('a') is F32 (4), expected F32 (2, 2)");
   EXPECT_EQ(error_of([&] { convert(device, a, half); }),
             "convert: dtype F16 is not supported on the CPU device, use F32");
