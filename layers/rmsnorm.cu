@@ -3,7 +3,9 @@
 //
 // Bytes from DRAM, of the least possible (a row is read twice, the second time from L1 or L2):
 //     forward:  reads x, writes y                 2 rows C sizeof(T)                 the minimum
+//     ... after an add: reads a, b, writes sum, y 4 rows C sizeof(T)                 the minimum; 5 in two steps
 //     backward: reads x, dy, writes dx            3 rows C sizeof(T)                 the minimum
+//     ... and a residual: reads it too            4 rows C sizeof(T)                 the minimum; 6 in two steps
 //               dw: partial sums written and read 2 blocks C 4, at most 512 blocks   4% at 16384 rows in bf16
 #include "layers/rmsnorm_row.cuh"
 
@@ -11,14 +13,17 @@ namespace {
 
 using namespace rmsnorm;
 
-// A team a row.
-template <class T, int kWidth, int kTeam>
+// A team a row. kAdds: sum = x + added is normed in the place of x.
+template <class T, int kWidth, int kTeam, bool kAdds>
 __global__ void __launch_bounds__(kThreads)
-    rmsnorm_forward_kernel(T* y, float* rstd, const T* x, const T* w, int64_t rows, int C, float eps, NormKind kind) {
+    rmsnorm_forward_kernel(T* y, float* rstd, T* sum, const T* x, const T* added, const T* w, int64_t rows, int C,
+                           float eps, NormKind kind) {
   const int lane = threadIdx.x % kTeam;
   const int64_t row = int64_t{blockIdx.x} * (kThreads / kTeam) + threadIdx.x / kTeam;
   if (row >= rows) return;  // all lanes of a warp alike
-  const float s = row_forward<T, kWidth, kTeam>(y + row * C, x + row * C, w, C, eps, kind, lane);
+  const int64_t at = row * C, added_at = kAdds ? at : 0;
+  const float s =
+      row_forward<T, kWidth, kTeam, kAdds>(y + at, x + at, w, C, eps, kind, lane, added + added_at, sum + added_at);
   if (lane == 0) rstd[row] = s;
 }
 
@@ -28,7 +33,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T, int kWidth, int kTeam, bool kInShared>
 __global__ void __launch_bounds__(kThreads, kMinBlocks)
     rmsnorm_backward_kernel(T* dx, float* partial, const T* dy, const T* x, const float* rstd, const T* w, int64_t rows,
-                            int C, NormKind kind, int64_t slots_per_lane) {
+                            int C, NormKind kind, const T* residual, int64_t slots_per_lane) {
   static_assert(kInShared || kTeam == kThreads);
   constexpr int kTeams = kThreads / kTeam;
   const int lane = threadIdx.x % kTeam, team = threadIdx.x / kTeam;
@@ -38,7 +43,8 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks)
 
   const int64_t end = (int64_t{blockIdx.x} + 1) * rows / gridDim.x;
   for (int64_t row = blockIdx.x * rows / gridDim.x + team; row < end; row += kTeams) {
-    row_backward<T, kWidth, kTeam>(dx + row * C, sums, dy + row * C, x + row * C, rstd[row], w, C, kind, lane);
+    row_backward<T, kWidth, kTeam>(dx + row * C, sums, dy + row * C, x + row * C, rstd[row], w, C, kind, lane,
+                                   residual ? residual + row * C : nullptr);
   }
   if constexpr (kInShared) add_teams<kTeam>(partial_of_block, dynamic_shared<float>(), slots_per_lane);
 }
@@ -65,20 +71,23 @@ __global__ void __launch_bounds__(kSumColumns* kSumRows)
 }
 
 template <class T, int kWidth>
-void forward(Device& device, Tensor y, Tensor rstd, ConstTensor x, ConstTensor w, double eps, NormKind kind) {
+void forward(Device& device, Tensor y, Tensor rstd, Tensor sum, ConstTensor x, ConstTensor added, ConstTensor w,
+             double eps, NormKind kind) {
   const int64_t rows = x.shape.rows();
   const int C = row_length(x.shape.last());
-  const auto run = [&]<int kTeam>(std::integral_constant<int, kTeam>) {
-    launch(device, {ceil_div(rows, kThreads / kTeam), kThreads}, rmsnorm_forward_kernel<T, kWidth, kTeam>, y.as<T>(),
-           rstd.as<float>(), x.as<T>(), w.as<T>(), rows, C, static_cast<float>(eps), kind);
+  const auto run = [&]<int kTeam, bool kAdds>(std::integral_constant<int, kTeam>, std::bool_constant<kAdds>) {
+    launch(device, {ceil_div(rows, kThreads / kTeam), kThreads}, rmsnorm_forward_kernel<T, kWidth, kTeam, kAdds>,
+           y.as<T>(), rstd.as<float>(), kAdds ? sum.as<T>() : nullptr, x.as<T>(), kAdds ? added.as<T>() : nullptr,
+           w.as<T>(), rows, C, static_cast<float>(eps), kind);
   };
-  if (C <= kMaxWarpRow) return run(std::integral_constant<int, kWarpSize>());
-  run(std::integral_constant<int, kThreads>());
+  const auto with_adds = [&](auto team) { added ? run(team, std::true_type()) : run(team, std::false_type()); };
+  if (C <= kMaxWarpRow) return with_adds(std::integral_constant<int, kWarpSize>());
+  with_adds(std::integral_constant<int, kThreads>());
 }
 
 template <class T, int kWidth>
 void backward(Device& device, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor rstd, ConstTensor w,
-              NormKind kind) {
+              NormKind kind, ConstTensor residual) {
   const int64_t rows = x.shape.rows();
   const int C = row_length(x.shape.last());
   if (rows == 0 || C == 0) return;
@@ -89,7 +98,8 @@ void backward(Device& device, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor 
     float* partial = static_cast<float*>(device.workspace(static_cast<size_t>(blocks) * partial_bytes));
     const size_t shared = kInShared ? static_cast<size_t>(slots.per_lane) * kThreads * sizeof(float) : 0;
     launch(device, {blocks, kThreads, shared}, rmsnorm_backward_kernel<T, kWidth, kTeam, kInShared>, dx.as<T>(),
-           partial, dy.as<T>(), x.as<T>(), rstd.as<float>(), w.as<T>(), rows, C, kind, slots.per_lane);
+           partial, dy.as<T>(), x.as<T>(), rstd.as<float>(), w.as<T>(), rows, C, kind,
+           residual ? residual.as<T>() : nullptr, slots.per_lane);
     add_partials(device, dw.as<float>(), partial, blocks, slots.size(), C, slots);
   };
   with_team(C, SlotLayout::of(C, kWidth, kThreads).size(), run);
@@ -103,20 +113,20 @@ void rmsnorm::add_partials(Device& device, float* dw, const float* partial, int6
          num_partials, pitch, C, slots);
 }
 
-void rmsnorm_forward_cuda(Device& device, Tensor y, Tensor rstd, ConstTensor x, ConstTensor w, double eps,
-                          NormKind kind) {
+void rmsnorm_forward_cuda(Device& device, Tensor y, Tensor rstd, Tensor sum, ConstTensor x, ConstTensor added,
+                          ConstTensor w, double eps, NormKind kind) {
   dispatch_cuda(x.dtype, "rmsnorm", [&]<class T>(T) {
-    const bool packed = is_packable<T>(x.shape.last(), {y.data, x.data, w.data});
-    packed ? forward<T, kPackWidth<T>>(device, y, rstd, x, w, eps, kind)
-           : forward<T, 1>(device, y, rstd, x, w, eps, kind);
+    const bool packed = is_packable<T>(x.shape.last(), {y.data, sum.data, x.data, added.data, w.data});
+    packed ? forward<T, kPackWidth<T>>(device, y, rstd, sum, x, added, w, eps, kind)
+           : forward<T, 1>(device, y, rstd, sum, x, added, w, eps, kind);
   });
 }
 
 void rmsnorm_backward_cuda(Device& device, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor rstd,
-                           ConstTensor w, NormKind kind) {
+                           ConstTensor w, NormKind kind, ConstTensor residual) {
   dispatch_cuda(x.dtype, "rmsnorm", [&]<class T>(T) {
-    const bool packed = is_packable<T>(x.shape.last(), {dx.data, dy.data, x.data, w.data});
-    packed ? backward<T, kPackWidth<T>>(device, dx, dw, dy, x, rstd, w, kind)
-           : backward<T, 1>(device, dx, dw, dy, x, rstd, w, kind);
+    const bool packed = is_packable<T>(x.shape.last(), {dx.data, dy.data, x.data, w.data, residual.data});
+    packed ? backward<T, kPackWidth<T>>(device, dx, dw, dy, x, rstd, w, kind, residual)
+           : backward<T, 1>(device, dx, dw, dy, x, rstd, w, kind, residual);
   });
 }

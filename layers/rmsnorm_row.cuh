@@ -36,15 +36,23 @@ __device__ __forceinline__ float team_sum(float value) {
 }
 
 /// y (C) <- x (C), w (C); returns rstd. All threads of the team call it. See rmsnorm.h for the three roundings.
-template <class T, int kWidth, int kTeam>
-__device__ __forceinline__ float row_forward(T* y, const T* x, const T* w, int C, float eps, NormKind kind, int lane) {
+/// kAdds: sum_row (C) = x + added is normed in the place of x.
+template <class T, int kWidth, int kTeam, bool kAdds = false>
+__device__ __forceinline__ float row_forward(T* y, const T* x, const T* w, int C, float eps, NormKind kind, int lane,
+                                             const T* added = nullptr, T* sum_row = nullptr) {
   float sum = 0;
   for (int c = lane * kWidth; c < C; c += kTeam * kWidth) {
-    const Pack<T, kWidth> xp = load_pack<kWidth>(x + c);
+    Pack<T, kWidth> xp = load_pack<kWidth>(x + c);
+    if constexpr (kAdds) {
+      const Pack<T, kWidth> ap = load_pack<kWidth>(added + c);
+      for (int k = 0; k < kWidth; k++) xp.element[k] = from_float<T>(to_float(xp.element[k]) + to_float(ap.element[k]));
+      store_pack<kWidth>(sum_row + c, xp);
+    }
     for (int k = 0; k < kWidth; k++) sum += to_float(xp.element[k]) * to_float(xp.element[k]);
   }
   const float s = 1.0f / sqrtf(team_sum<kTeam>(sum) / static_cast<float>(C) + eps);
   const float one_plus = kind == NormKind::OnePlus ? 1.0f : 0.0f;
+  if constexpr (kAdds) x = sum_row;
   for (int c = lane * kWidth; c < C; c += kTeam * kWidth) {
     const Pack<T, kWidth> xp = load_pack<kWidth>(x + c), wp = load_pack<kWidth>(w + c);
     Pack<T, kWidth> yp;
@@ -72,10 +80,10 @@ struct SlotLayout {
 /// dx (C), sums += <- dy (C), x (C), s = rstd, w (C). All threads of the team call it. y_c = w_c x_c s; with
 /// g_c = dy_c w_c (1 + w_c for OnePlus):
 ///   dx_c = s g_c - x_c s^3 mean(g x)         dw_c += dy_c x_c s
-/// `sums`: the slots of this thread, kThreads apart.
+/// `sums`: the slots of this thread, kThreads apart. `residual` (C) or null is added to dx.
 template <class T, int kWidth, int kTeam>
 __device__ __forceinline__ void row_backward(T* dx, float* sums, const T* dy, const T* x, float s, const T* w, int C,
-                                             NormKind kind, int lane) {
+                                             NormKind kind, int lane, const T* residual = nullptr) {
   const float one_plus = kind == NormKind::OnePlus ? 1.0f : 0.0f;
   float gx = 0;
 #pragma unroll 1  // three packs in flight are enough at 32 warps of an SM; more would spill registers
@@ -89,11 +97,13 @@ __device__ __forceinline__ void row_backward(T* dx, float* sums, const T* dy, co
 #pragma unroll 1
   for (int c = lane * kWidth; c < C; c += kTeam * kWidth) {
     const Pack<T, kWidth> xp = load_pack<kWidth>(x + c), dyp = load_pack<kWidth>(dy + c), wp = load_pack<kWidth>(w + c);
-    Pack<T, kWidth> dxp;
+    Pack<T, kWidth> dxp, rp;
+    if (residual) rp = load_pack<kWidth>(residual + c);
     for (int k = 0; k < kWidth; k++, sums += kThreads) {
       const float xk = to_float(xp.element[k]), dyk = to_float(dyp.element[k]);
       *sums += dyk * xk * s;
-      dxp.element[k] = from_float<T>(s * (dyk * (one_plus + to_float(wp.element[k]))) - xk * scale);
+      const float gradient = s * (dyk * (one_plus + to_float(wp.element[k]))) - xk * scale;
+      dxp.element[k] = from_float<T>(residual ? to_float(rp.element[k]) + gradient : gradient);
     }
     store_pack<kWidth>(dx + c, dxp);
   }

@@ -31,24 +31,28 @@ Accumulator<T> rmsnorm_row_forward(T* y, const T* x, const T* w, int64_t C, doub
   return rstd;
 }
 
-/// dx (C), dw (C) += <- dy (C), x (C), w (C). dx may be dy. y_c = w_c x_c s with s = rstd, and ds/dx_c = -s^3 x_c / C.
-/// With g_c = dy_c w_c:
+/// dx (C), dw (C) += <- dy (C), x (C), w (C); residual (C) or null is added to dx. dx may be dy or residual. y_c = w_c
+/// x_c s with s = rstd, and ds/dx_c = -s^3 x_c / C. With g_c = dy_c w_c:
 ///   dx_c = s g_c - x_c s^3 mean(g x)        dw_c += dy_c x_c s
 template <class T>
 void rmsnorm_row_backward(T* dx, Accumulator<T>* dw, const T* dy, const T* x, Accumulator<T> rstd, const T* w,
-                          int64_t C, NormKind kind) {
+                          int64_t C, NormKind kind, const T* residual = nullptr) {
   using A = Accumulator<T>;
   const A one_plus = kind == NormKind::OnePlus ? A(1) : A(0);
   A gx = 0;
 #pragma omp simd reduction(+ : gx)
   for (int64_t c = 0; c < C; c++) gx += A(dy[c]) * (one_plus + A(w[c])) * A(x[c]);
   const A k = gx * rstd * rstd * rstd / A(C);
+  const auto run = [&](auto residual_at) {
 #pragma omp simd
-  for (int64_t c = 0; c < C; c++) {
-    const A dyc = A(dy[c]), xc = A(x[c]);
-    dw[c] += dyc * xc * rstd;
-    dx[c] = T(rstd * (dyc * (one_plus + A(w[c]))) - xc * k);
-  }
+    for (int64_t c = 0; c < C; c++) {
+      const A dyc = A(dy[c]), xc = A(x[c]);
+      dw[c] += dyc * xc * rstd;
+      dx[c] = T(residual_at(c) + (rstd * (dyc * (one_plus + A(w[c]))) - xc * k));
+    }
+  };
+  if (residual) return run([&](int64_t c) { return A(residual[c]); });
+  run([](int64_t) { return A(0); });
 }
 
 /// The sum over rows [0, rows) of a vector of `width`, as `body(begin, end, sum)` adds it up for a range of rows.

@@ -185,13 +185,15 @@ void block_forward(Device& device, const ModelConfig& c, int layer, Tensor out, 
   if (p.attn_out_norm) {
     rmsnorm_forward(device, s.branch, a.attn_out_rstd, attn_out, p.attn_out_norm, c.norm_eps, c.norm);
   }
-  residual_add(device, a.mid, h, s.branch);
 
-  // MLP branch
+  // MLP branch. The add at its end is not fused with the next block's first norm, which is recomputed with that block:
+  // it would save one of some hundred passes over (T, C).
   ConstTensor mlp_in = a.mid;
   if (p.mlp_in_norm) {
-    rmsnorm_forward(device, a.mlp_in, a.mlp_in_rstd, a.mid, p.mlp_in_norm, c.norm_eps, c.norm);
+    add_rmsnorm_forward(device, a.mid, a.mlp_in, a.mlp_in_rstd, h, s.branch, p.mlp_in_norm, c.norm_eps, c.norm);
     mlp_in = a.mlp_in;
+  } else {
+    residual_add(device, a.mid, h, s.branch);
   }
   linear_forward(device, a.gate_up, mlp_in, p.gate_up, p.gate_up_bias);
   gated_act_forward(device, a.act, a.gate_up, gate_kind(c));
@@ -223,9 +225,10 @@ void block_backward(Device& device, const ModelConfig& c, int layer, Tensor dh, 
   const ConstTensor mlp_in = p.mlp_in_norm ? a.mlp_in : a.mid;
   linear_backward(device, s.branch, g.gate_up, g.gate_up_bias, a.gate_up, mlp_in, p.gate_up);
   if (p.mlp_in_norm) {
-    rmsnorm_backward(device, s.branch, g.mlp_in_norm, s.branch, a.mid, a.mlp_in_rstd, p.mlp_in_norm, c.norm);
+    rmsnorm_backward(device, dh, g.mlp_in_norm, s.branch, a.mid, a.mlp_in_rstd, p.mlp_in_norm, c.norm, dh);
+  } else {
+    residual_add(device, dh, dh, s.branch);
   }
-  residual_add(device, dh, dh, s.branch);
 
   // mid = h + attn_out_norm(attn_out)
   ConstTensor d_attn_out = dh;
@@ -252,7 +255,8 @@ void block_backward(Device& device, const ModelConfig& c, int layer, Tensor dh, 
   const ConstTensor attn_in = p.attn_in_norm ? ConstTensor(a.attn_in) : h;
   linear_backward(device, s.branch, g.qkv, g.qkv_bias, s.dqkv.reshaped({T, c.qkv_dim()}), attn_in, p.qkv);
   if (p.attn_in_norm) {
-    rmsnorm_backward(device, s.branch, g.attn_in_norm, s.branch, h, a.attn_in_rstd, p.attn_in_norm, c.norm);
+    rmsnorm_backward(device, dh, g.attn_in_norm, s.branch, h, a.attn_in_rstd, p.attn_in_norm, c.norm, dh);
+  } else {
+    residual_add(device, dh, dh, s.branch);
   }
-  residual_add(device, dh, dh, s.branch);
 }

@@ -1,5 +1,8 @@
 // The CUDA kernels of RMSNorm, run on the CPU, against the CPU layer.
 #include "layers/rmsnorm.h"
+
+#include <functional>
+
 #include "test/layer_cases.h"
 #include "test/simt/compare.h"
 #include "test/simt/device_tensor.h"
@@ -150,6 +153,61 @@ TEST_F(RmsNormCuda, outputs_may_be_the_memory_of_inputs) {
       EXPECT_TRUE(bit_equal(in.on_cuda(cuda, c.kind, 0, true), separate)) << describe(c, DType::F32, 0);
     }
     simt_options() = {};
+  }
+}
+
+/// sum, y, rstd of add_rmsnorm_forward, and dx of a backward with a residual. `in_place`: sum is a's memory, dx is the
+/// residual's.
+struct Fused {
+  HostTensor sum, y, rstd, dx;
+};
+
+template <class T>
+Fused fused(Device& device, const Inputs& in, NormKind kind, const std::function<T(const HostTensor&)>& on,
+            bool in_place = false) {
+  T a = on(in.x), b = on(in.dy), w = on(in.w), sum = on(in.x), y = on(in.x), dy = on(in.dy), dx = on(in.dy),
+    dw = on(in.dw), rstd = on(HostTensor(DType::F32, {in.x.shape().rows()})), residual = on(in.x);
+  T& s = in_place ? a : sum;
+  T& d = in_place ? residual : dx;
+  add_rmsnorm_forward(device, s, y, rstd, a, b, w, kEps, kind);
+  rmsnorm_backward(device, d, dw, dy, s, rstd, w, kind, residual);
+  const auto host = [](T& t) {
+    if constexpr (std::is_same_v<T, HostTensor>) {
+      return t;
+    } else {
+      return t.to_host();
+    }
+  };
+  return {host(s), host(y), host(rstd), host(d)};
+}
+
+TEST_F(RmsNormCuda, residual_adds_in_the_same_pass) {
+  Device cpu = Device::cpu();
+  for (const RmsNormCase& c : kRmsNormCases) {
+    if (c.rows > kFewRows) continue;
+    for (const DType dtype : {DType::F32, DType::BF16}) {
+      for (const int64_t offset : {0, 1}) {
+        SCOPED_TRACE(describe(c, dtype, offset));
+        const Inputs in(c, dtype);
+        const auto on_cuda = [&](bool in_place) {
+          return fused<DeviceTensor>(
+              cuda, in, c.kind, [&](const HostTensor& t) { return DeviceTensor(cuda, t, offset); }, in_place);
+        };
+        const Fused expected = fused<HostTensor>(cpu, in, c.kind, [](const HostTensor& t) { return t; });
+        const Fused found = on_cuda(false), in_place = on_cuda(true);
+        EXPECT_TRUE(found.sum.bit_equal(expected.sum));
+        EXPECT_TRUE(found.sum.bit_equal(in_place.sum) && found.y.bit_equal(in_place.y) &&
+                    found.dx.bit_equal(in_place.dx));
+        // The forward has the bits of the two steps.
+        DeviceTensor x(cuda, found.sum, offset), w(cuda, in.w, offset), y(cuda, dtype, in.x.shape(), offset),
+            rstd(cuda, DType::F32, {c.rows}, offset);
+        rmsnorm_forward(cuda, y, rstd, x, w, kEps, c.kind);
+        EXPECT_TRUE(found.y.bit_equal(y.to_host()) && found.rstd.bit_equal(rstd.to_host()));
+        const double u = dtype == DType::BF16 ? 0x1p-8 : 0x1p-24 * 8 * std::sqrt(static_cast<double>(c.C));
+        const double scale = norm(expected.dx) + norm(in.dy) * 8;  // of what is subtracted
+        EXPECT_LE(distance(found.dx, expected.dx), u * scale);
+      }
+    }
   }
 }
 

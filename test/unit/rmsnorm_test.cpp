@@ -64,6 +64,60 @@ TEST(RmsNorm, fp32_and_bf16_are_within_rounding_of_fp64) {
   }
 }
 
+// sum = a + b, y = norm(sum): both go on, as in a block, and a gets the gradients of both.
+TEST(RmsNorm, gradients_through_the_sum_before_equal_central_differences) {
+  Device device = Device::cpu();
+  for (const NormKind kind : {NormKind::Plain, NormKind::OnePlus}) {
+    const Shape shape = {7, 33};
+    HostTensor a(DType::F64, shape, "a"), b(DType::F64, shape, "b"), w(DType::F64, {33}, "w"),
+        y(DType::F64, shape, "y"), sum(DType::F64, shape, "sum"), rstd(DType::F64, {7}, "rstd"),
+        dy(DType::F64, shape, "dy"), dsum(DType::F64, shape, "dsum"), da(DType::F64, shape, "da"),
+        dw(DType::F64, {33}, "dw");
+    a.fill_normal(1, 2.0), b.fill_normal(2), w.fill_normal(3, 0.5, 1.0), dy.fill_normal(4), dsum.fill_normal(5);
+    const auto loss = [&] {
+      add_rmsnorm_forward(device, sum, y, rstd, a, b, w, 1e-5, kind);
+      return dot(dy, y) + dot(dsum, sum);
+    };
+    loss();
+    rmsnorm_backward(device, da, dw, dy, sum, rstd, w, kind, dsum);
+    expect_gradient(a, da, loss, "da");
+    expect_gradient(w, dw, loss, "dw");
+  }
+}
+
+TEST(RmsNorm, a_sum_before_has_the_bits_of_two_steps_and_may_be_in_place) {
+  Device device = Device::cpu();
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    for (const RmsNormCase& c : kRmsNormCases) {
+      Problem p(c, dtype);
+      HostTensor sum(dtype, p.x.shape(), "sum"), y(dtype, p.x.shape(), "y");
+      add_rmsnorm_forward(device, sum, y, p.rstd, p.x, p.dy, p.w, 1e-5, c.kind);
+      HostTensor expected = p.x.to(DType::F32);
+      for (int64_t i = 0; i < expected.numel(); i++) {
+        expected.set(i, static_cast<float>(p.x.get(i)) + static_cast<float>(p.dy.get(i)));
+      }
+      EXPECT_TRUE(sum.bit_equal(expected.to(dtype)));
+      rmsnorm_forward(device, p.y, p.rstd, sum, p.w, 1e-5, c.kind);
+      EXPECT_TRUE(y.bit_equal(p.y));
+      add_rmsnorm_forward(device, p.x, y, p.rstd, p.x, p.dy, p.w, 1e-5, c.kind);
+      EXPECT_TRUE(p.x.bit_equal(sum) && y.bit_equal(p.y));
+      // The residual of a backward: dx + residual, in place of either.
+      HostTensor residual = p.y, dx(dtype, p.x.shape(), "dx");
+      p.backward(c.kind);
+      rmsnorm_backward(device, dx, p.dw, p.dy, p.x, p.rstd, p.w, c.kind, residual);
+      const double rounding = dtype == DType::BF16 ? 0x1p-7 : 0x1p-22;
+      for (int64_t i = 0; i < dx.numel(); i++) {
+        ASSERT_NEAR(dx.get(i), p.dx.get(i) + residual.get(i),
+                    rounding * (std::abs(p.dx.get(i)) + std::abs(residual.get(i))) + 1e-30);
+      }
+      rmsnorm_backward(device, residual, p.dw, p.dy, p.x, p.rstd, p.w, c.kind, residual);
+      EXPECT_TRUE(residual.bit_equal(dx));
+      rmsnorm_backward(device, p.dy, p.dw, p.dy, p.x, p.rstd, p.w, c.kind, p.y);
+      EXPECT_TRUE(p.dy.bit_equal(dx));
+    }
+  }
+}
+
 TEST(RmsNorm, eps_keeps_rows_of_zeros_zero_and_small_rows_small) {
   Device device = Device::cpu();
   HostTensor x(DType::F64, {2, 4}, "x"), w(DType::F64, {4}, "w"), y(DType::F64, {2, 4}, "y"),
