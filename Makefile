@@ -139,9 +139,10 @@ demo:
 SIMT := build/simt
 SIMT_CXX ?= g++
 SIMT_KERNELS := $(filter-out layers/attention_cudnn.cu,$(sort $(wildcard layers/core/*.cu layers/*.cu)))
-SIMT_HOST := $(sort $(wildcard layers/core/*.cpp layers/*_stub.cpp $(SIMT_KERNELS:.cu=.cpp))) \
+SIMT_HOST := $(sort $(wildcard layers/core/*.cpp $(SIMT_KERNELS:.cu=.cpp))) \
              $(addprefix test/simt/,context.cpp schedule.cpp memory.cpp async_copy.cpp tensor_core.cpp cuda_api.cpp streams.cpp \
-               cublas_lt.cpp grid.cpp describe.cpp)
+               cublas_lt.cpp cudnn.cpp grid.cpp describe.cpp)
+SIMT_HOST_OBJ := $(SIMT_HOST:%.cpp=$(SIMT)/host/%.o) $(SIMT)/host/layers/attention_cudnn.cu.o
 SIMT_CPPFLAGS := -Itest/simt/include -I. -DTRAIN_GPT_CUDA
 SIMT_CXXFLAGS := -std=c++20 -g -fno-strict-aliasing $(WARN)
 SIMT_FLAGS_plain := -O2
@@ -158,13 +159,18 @@ $(SIMT)/host/%.o: %.cpp
 	@mkdir -p $(@D)
 	$(SIMT_CXX) $(SIMT_CPPFLAGS) $(SIMT_CXXFLAGS) -O2 -fopenmp -MMD -MP -c -o $@ $<
 
+# attention_cudnn.cu holds no kernel: once, against the double of cuDNN.
+$(SIMT)/host/%.cu.o: %.cu
+	@mkdir -p $(@D)
+	$(SIMT_CXX) $(SIMT_CPPFLAGS) $(SIMT_CXXFLAGS) -O2 -fopenmp -MMD -MP -x c++ -c -o $@ $<
+
 # Kernels first: of an inline function that both have, the linker keeps the first, which has to be the instrumented one.
 define simt_build
 $(SIMT)/$(1)/%.cu.o: %.cu
 	@mkdir -p $$(@D)
 	$(SIMT_CXX) $(SIMT_CPPFLAGS) $(SIMT_CXXFLAGS) $(SIMT_FLAGS_$(1)) -MMD -MP -x c++ -c -o $$@ $$<
 
-$(SIMT)/$(1)/%_test: $(SIMT_KERNELS:%=$(SIMT)/$(1)/%.o) $(SIMT)/host/test/simt/%_test.o $(SIMT_HOST:%.cpp=$(SIMT)/host/%.o) \
+$(SIMT)/$(1)/%_test: $(SIMT_KERNELS:%=$(SIMT)/$(1)/%.o) $(SIMT)/host/test/simt/%_test.o $(SIMT_HOST_OBJ) \
                      $(SIMT)/host/test/simt/$(SIMT_CHECKER_$(1)).o
 	$(SIMT_CXX) $(SIMT_LINK_$(1)) -fopenmp -o $$@ $$^ -lgtest -lgtest_main -lfmt
 
@@ -177,8 +183,8 @@ SIMT_TRAINER := $(SIMT)/plain/train_gpt
 $(SIMT)/host/train_gpt.o: train_gpt.cu
 	@mkdir -p $(@D)
 	$(SIMT_CXX) $(SIMT_CPPFLAGS) $(SIMT_CXXFLAGS) -O1 -MMD -MP -x c++ -c -o $@ $<
-$(SIMT_TRAINER): $(SIMT_KERNELS:%=$(SIMT)/plain/%.o) $(SIMT)/plain/comm/nccl_comm.cu.o $(SIMT)/host/train_gpt.o $(sort $(SIMT_HOST:%.cpp=$(SIMT)/host/%.o) \
-                 $(patsubst %.cpp,$(SIMT)/host/%.o,$(wildcard layers/*.cpp)) $(SIMT)/host/test/simt/checker_off.o $(SIMT)/host/test/simt/nccl.o) \
+$(SIMT_TRAINER): $(SIMT_KERNELS:%=$(SIMT)/plain/%.o) $(SIMT)/plain/comm/nccl_comm.cu.o $(SIMT)/host/train_gpt.o $(sort $(SIMT_HOST_OBJ) \
+                 $(patsubst %.cpp,$(SIMT)/host/%.o,$(filter-out %_stub.cpp,$(wildcard layers/*.cpp))) $(SIMT)/host/test/simt/checker_off.o $(SIMT)/host/test/simt/nccl.o) \
                  $(patsubst %.cpp,$(B)/%.o,$(filter-out comm/nccl_none.cpp,$(filter comm/% data/% llama/%,$(SRC))))
 	$(SIMT_CXX) -fopenmp -o $@ $^ -lfmt -lpthread $(if $(filter 1,$(MPI)),$(shell $(MPICXX) --showme:link 2>/dev/null))
 

@@ -1,8 +1,10 @@
-// The CUDA kernels of attention, run on the CPU, against the CPU layer.
+// The CUDA kernels of attention, run on the CPU, against the CPU layer; and attention_cudnn.cu on a double of cuDNN.
 #include <cmath>
+#include <cstdlib>
 #include <numeric>
 
 #include "layers/attention.h"
+#include "layers/attention_cudnn.h"
 #include "test/layer_cases.h"
 #include "test/simt/device_tensor.h"
 
@@ -54,14 +56,17 @@ struct Inputs {
     return out;
   }
 
-  /// `offset`: elements between a tensor and an aligned address.
-  Outputs on_cuda(Device& cuda, int64_t offset = 0) const {
+  /// `offset`: elements between a tensor and an aligned address. `asks_cudnn`: lse is (T, NH) where it has a plan.
+  Outputs on_cuda(Device& cuda, int64_t offset = 0, bool asks_cudnn = false) const {
     DeviceTensor qkv_(cuda, qkv, offset), d_o_(cuda, d_o, offset), bounds_(cuda, bounds);
+    DeviceTensor cu_(cuda, DType::I64, {static_cast<int64_t>(cu.size())});
+    cuda.copy_from_host(cu_.view().data, cu.data(), cu.size() * sizeof(int64_t));
     DeviceTensor o_(cuda, dtype, d_o.shape(), offset), lse_(cuda, DType::F32, {c.NH, T});
     DeviceTensor dqkv_(cuda, dtype, qkv.shape(), offset);
     DeviceTensor workspace(cuda, DType::U8,
                            {static_cast<int64_t>(attention_workspace_bytes(shape, dtype, T, DeviceKind::Cuda))});
-    const Documents documents = {cu, bounds_};
+    Documents documents = {cu, bounds_};
+    if (asks_cudnn) documents.cu_seqlens_device = cu_;
     attention_forward(cuda, o_, lse_, qkv_, documents, shape, workspace);
     attention_backward(cuda, dqkv_, d_o_, qkv_, o_, lse_, documents, shape, workspace);
     return {o_.to_host(), lse_.to_host(), dqkv_.to_host()};
@@ -288,6 +293,84 @@ TEST_F(AttentionCuda, what_the_kernels_cannot_do_is_refused_by_name) {
   EXPECT_EQ(message({{3}, 1, 1, 258}, DType::BF16), "attention: heads of width 258, the CUDA kernels allow 256");
 }
 
+class AttentionCudnn : public AttentionCuda {
+ protected:
+  AttentionCudnn() {
+    attention_cudnn_log([this](const std::string& line) { lines_.push_back(line); });
+  }
+  ~AttentionCudnn() override { attention_cudnn_log({}); }
+
+  /// cuDNN's (T, NH) as (NH, T).
+  static HostTensor by_head(const Inputs& in, const HostTensor& lse) {
+    HostTensor turned(DType::F32, lse.shape());
+    for (int64_t t = 0; t < in.T; t++) {
+      for (int64_t h = 0; h < in.c.NH; h++) turned.set(h * in.T + t, lse.get(t * in.c.NH + h));
+    }
+    return turned;
+  }
+  /// The layout of lse shows that it was cuDNN.
+  void expect_cpu(const Inputs& in, int64_t offset = 0) {
+    SCOPED_TRACE(describe(in, offset));
+    const Bounds bounds(in);
+    Outputs found = in.on_cuda(cuda, offset, true);
+    found.lse = by_head(in, found.lse);
+    const Outputs on_cpu = in.on_cpu(found);
+    expect_within(found.o, on_cpu.o, bounds.o, "o");
+    expect_within(found.lse, on_cpu.lse, bounds.lse, "lse");
+    expect_within(found.dqkv, on_cpu.dqkv, bounds.dqkv, "dqkv");
+  }
+
+  std::vector<std::string> lines_;  ///< of the log
+};
+
+// One document; one token; more documents than a power of two, so that slots stay empty; shared keys; windows of one
+// token, shorter and longer than a document.
+TEST_F(AttentionCudnn, documents_windows_and_shared_heads_equal_the_cpu_layer) {
+  for (const AttentionCase& c : {AttentionCase{{135}, 2, 1, 64}, AttentionCase{{1}, 1, 1, 16},
+                                 AttentionCase{{5, 4, 3, 2, 1, 7, 6, 5, 9, 8, 3, 2, 30}, 4, 2, 16},
+                                 AttentionCase{{110, 23}, 6, 3, 32, 7}, AttentionCase{{40, 19, 1}, 2, 2, 16, 30},
+                                 AttentionCase{{5, 20}, 3, 1, 48, 1}, AttentionCase{{41, 27, 150}, 1, 1, 128}}) {
+    for (const int64_t offset : {0, 8}) expect_cpu(Inputs(c, DType::BF16), offset);
+  }
+}
+
+TEST_F(AttentionCudnn, batches_of_about_a_size_share_their_plans) {
+  for (const auto& documents : {std::vector<int64_t>{100, 20, 3}, {90, 30, 7}, {120, 1, 1, 1}}) {
+    expect_cpu(Inputs({documents, 2, 1, 80}, DType::BF16));
+  }
+  ASSERT_EQ(lines_.size(), 1u);
+  EXPECT_NE(lines_[0].find("cuDNN 91900, planned"), std::string::npos) << lines_[0];
+  expect_cpu(Inputs({{100, 20, 3, 1, 1}, 2, 1, 80}, DType::BF16));
+  EXPECT_EQ(lines_.size(), 2u);
+}
+
+TEST_F(AttentionCudnn, the_order_of_its_stream_is_kept) {
+  const Inputs in({{50, 20}, 2, 1, 32}, DType::BF16);
+  const Outputs eager = in.on_cuda(cuda, 0, true);
+  simt_options().streams = 5;
+  EXPECT_TRUE(bit_equal(in.on_cuda(cuda, 0, true), eager));
+}
+
+TEST_F(AttentionCudnn, what_it_does_not_plan_goes_to_our_own_kernels) {
+  const AttentionShape plain{2, 1, 64, 0.125};
+  const auto plans = [&](auto change, DType dtype = DType::BF16, int sm = 90) {
+    AttentionShape shape = plain;
+    change(shape);
+    return attention_cudnn_plans(shape, dtype, sm);
+  };
+  EXPECT_TRUE(plans([](AttentionShape&) {}));
+  EXPECT_FALSE(plans([](AttentionShape&) {}, DType::F32));
+  EXPECT_FALSE(plans([](AttentionShape&) {}, DType::BF16, 80));
+  EXPECT_FALSE(plans([](AttentionShape& s) { s.softcap = 5; }));
+  EXPECT_FALSE(plans([](AttentionShape& s) { s.head_dim = 40; }));
+  EXPECT_FALSE(plans([](AttentionShape& s) { s.own_kernels = true; }));
+  // More documents than slots.
+  const Inputs in({std::vector<int64_t>(4097, 1), 1, 1, 16}, DType::BF16);
+  const Outputs out = in.on_cuda(cuda, 0, true);
+  for (int64_t i = 0; i < out.o.numel(); i++) ASSERT_EQ(out.o.get(i), in.qkv.get(i / 16 * 48 + 32 + i % 16));
+  EXPECT_TRUE(lines_.empty());
+}
+
 TEST_F(AttentionCuda, these_kernels_ran) {
   Inputs({{5}, 1, 1, 8}, DType::BF16).on_cuda(cuda);
   const std::set<std::string> kernels = simt_launched_kernels();
@@ -296,5 +379,8 @@ TEST_F(AttentionCuda, these_kernels_ran) {
     EXPECT_TRUE(kernels.contains(name)) << name;
   }
 }
+
+/// Attention asks cuDNN on a GPU of compute capability 9.0, where a batch brings cu_seqlens_device.
+const bool is_hopper = setenv("TRAIN_GPT_SIMT_SM", "90", 1) == 0;
 
 }  // namespace

@@ -55,6 +55,11 @@ cudaError_t cudaSetDevice(int ordinal) {
   return ordinal == 0 ? cudaSuccess : cudaErrorInvalidValue;
 }
 
+cudaError_t cudaGetDevice(int* ordinal) {
+  *ordinal = 0;
+  return cudaSuccess;
+}
+
 cudaError_t cudaDeviceGetPCIBusId(char* id, int size, int ordinal) {
   // Several processes may say that they have a GPU each.
   const char* own = std::getenv("TRAIN_GPT_SIMT_OWN_GPU") ? std::getenv("OMPI_COMM_WORLD_RANK") : nullptr;
@@ -67,6 +72,12 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   return cudaSuccess;
 }
 
+/// 80, or TRAIN_GPT_SIMT_SM: on 90 and 100 attention asks cuDNN.
+static int compute_capability() {
+  const char* sm = std::getenv("TRAIN_GPT_SIMT_SM");
+  return sm ? std::atoi(sm) : 80;
+}
+
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ordinal) {
   if (ordinal != 0) return cudaErrorInvalidValue;
   switch (attribute) {
@@ -77,10 +88,10 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ord
       *value = 1;
       return cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor:
-      *value = 8;
+      *value = compute_capability() / 10;
       return cudaSuccess;
     case cudaDevAttrComputeCapabilityMinor:
-      *value = 0;
+      *value = compute_capability() % 10;
       return cudaSuccess;
   }
   return cudaErrorInvalidValue;

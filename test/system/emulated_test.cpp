@@ -20,7 +20,7 @@ class Emulated : public testing::Test {
 
   std::vector<std::string> arguments(const std::string& model, const std::vector<std::string>& options) {
     std::vector<std::string> all = {"--model.path",
-                                    "test/fixtures/" + model,
+                                    fs::path("test/fixtures") / model,
                                     "--data.seq_len",
                                     "48",
                                     "--batch.global_batch_size",
@@ -52,6 +52,7 @@ class Emulated : public testing::Test {
     options.insert(options.end(), {"--debug.dump_dir", dir_ / "dump", "--debug.dump_logits", "true"});
     const ProgramResult result = run_program(arguments(model, options), std::move(launcher), program);
     EXPECT_EQ(result.exit_code, 0) << result.output;
+    output_ = result.output;
     return result.exit_code == 0 ? read_dump(dir_ / "dump/step_000001.safetensors") : Dump{};
   }
   void compare(const std::string& model, const std::vector<std::string>& options = {}) {
@@ -65,12 +66,29 @@ class Emulated : public testing::Test {
   }
 
   TemporaryDirectory dir_;
+  std::string output_;  ///< of the last dump()
 };
 
 TEST_F(Emulated, every_family_has_the_gradients_of_the_cpu) {
   for (const char* model : {"stories260k", "gemma2", "gemma3_text", "qwen2", "qwen3", "olmo2", "mistral", "phi3",
                             "smollm3", "llama_biases"}) {
     compare(model);
+  }
+}
+
+// Heads of a width that it takes, a window that is shorter than a document.
+TEST_F(Emulated, attention_by_cudnn_has_the_gradients_of_the_cpu) {
+  auto config = nlohmann::json::parse(read_text("test/fixtures/mistral/config.json"));
+  config["num_attention_heads"] = 4, config["num_key_value_heads"] = 2, config["head_dim"] = 16;
+  std::ofstream(dir_ / "config.json") << config;
+  const std::string model = dir_ / "config.json";
+  std::vector<std::string> options = {"--model.init", "random"};
+  const Dump cpu = dump(model, options, kTrainer);
+  options.insert(options.end(), {"--train.device", "cuda", "--memory.recompute", "block"});
+  for (const char* order : {"TRAIN_GPT_SIMT_STREAMS=0", "TRAIN_GPT_SIMT_STREAMS=6"}) {
+    const Dump gpu = dump(model, options, kEmulatedTrainer, {"/usr/bin/env", "TRAIN_GPT_SIMT_SM=90", order});
+    expect_same_step(cpu, gpu, kBf16, order);
+    EXPECT_NE(output_.find("cuDNN 91900, planned"), std::string::npos) << output_;
   }
 }
 

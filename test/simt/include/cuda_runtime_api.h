@@ -22,6 +22,7 @@ cudaError_t cudaGetLastError();
 
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaSetDevice(int ordinal);
+cudaError_t cudaGetDevice(int* ordinal);
 cudaError_t cudaDeviceGetPCIBusId(char* id, int size, int ordinal);
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ordinal);
