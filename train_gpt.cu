@@ -261,8 +261,8 @@ StepResult train_step(const RunConfig& run, const std::vector<MicroBatch>& micro
   }
   state.params.finish_grads();
   if (device.is_cuda()) world.barrier();  // which is watched, as waiting for a GPU is not
+  result.grad_norm = state.params.grad_norm();  // waits for the device, and the loss is there, too
   result.loss = world.sum(state.llama.take_nll()) * grad_scale;
-  result.grad_norm = state.params.grad_norm();
   check_finite(result.loss, result.grad_norm, step);
   state.adamw.step(device, state.params, lr, clip_scale(result.grad_norm, run.optimizer.max_grad_norm), step);
   return result;

@@ -118,7 +118,9 @@ P
 speed qwen2.5_0.5b 1024 16
 speed qwen2.5_1.5b 1024 8
 speed qwen2.5_3b 1024 4
+speed qwen2.5_7b 1024 4 --memory.recompute block --train.grad_dtype bf16 # 113 GiB of weights, gradients and moments
 speed qwen2.5_1.5b 32768 1 --memory.recompute block
+speed qwen2.5_1.5b 32768 1 --memory.recompute block --memory.offload block_inputs
 
 {
   echo '{'

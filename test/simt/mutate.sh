@@ -8,8 +8,8 @@ cd "$(dirname "$0")/../.."
 # file | what | sed expression, which must change exactly one line
 mutants=(
   # barriers
-  "layers/core/cuda_util.cuh|no barrier before of_warp is read|/if (lane == 0) of_warp/{n;s/__syncthreads();//}"
-  "layers/core/cuda_util.cuh|no barrier after of_warp is read|s/__syncthreads();  \/\/ of_warp.*//"
+  "layers/core/cuda_util.cuh|no barrier before of_warp is read|/T block_sum(/,/^}/{/if (lane == 0) of_warp/{n;s/__syncthreads();//}}"
+  "layers/core/cuda_util.cuh|no barrier after of_warp is read|/T block_sum(/,/^}/s/__syncthreads();  \/\/ of_warp.*//"
   "layers/rmsnorm_row.cuh|no barrier before the teams' sums|/void add_teams(/{n;s/__syncthreads();//}"
   "layers/rmsnorm.cu|no barrier before the last 8 sums|/sums\[threadIdx.y\]\[threadIdx.x\] = sum;/{n;s/__syncthreads();//}"
   # guards
@@ -19,7 +19,7 @@ mutants=(
   "layers/core/cuda_util.cuh|odd rows taken for packable|s/bool packable = C % kPackWidth<T> == 0;/bool packable = C >= kPackWidth<T>;/"
   "layers/core/cuda_util.cuh|alignment not asked|s/reinterpret_cast<uintptr_t>(p) % 16 == 0/p != nullptr/"
   "layers/core/cuda_util.cuh|sums of absent warps|s/lane < kWarps ? of_warp\[lane\] : T(0)/of_warp[lane % kWarps]/"
-  "layers/core/cuda_util.cuh|every lane writes the warp's sum|s/if (lane == 0) of_warp/if (lane <= 1) of_warp/"
+  "layers/core/cuda_util.cuh|every lane writes the warp's sum|/T block_sum(/,/^}/s/if (lane == 0) of_warp/if (lane <= 1) of_warp/"
   # indices
   "layers/rmsnorm.cu|every team starts at the same row|s/rows \/ gridDim.x + team; row/rows \/ gridDim.x + 0 * team; row/"
   "layers/rmsnorm.cu|last row of a block dropped|s/int64_t end = (int64_t{blockIdx.x} + 1) \* rows \/ gridDim.x;/int64_t end = (int64_t{blockIdx.x} + 1) * rows \/ gridDim.x - 1;/"
@@ -74,10 +74,102 @@ mutants=(
   "layers/embedding.cu|runs of up to 32 chunks only|s/while (ended == 0) {/for (int once = 0; once < 1; once++) {/"
   "layers/embedding.cu|no barrier before the eight sums|/sums\[group\]\[k\]\[lane\] = sum\[k\];/{n;s/__syncthreads();//}"
   "layers/embedding.cu|no barrier after the eight sums|s/__syncthreads();  \/\/ sums is free.*//"
+  # a residual add in the pass of a norm
+  "layers/rmsnorm_row.cuh|the sum is not written|s/store_pack<kWidth>(sum_row + c, xp);/;/"
+  "layers/rmsnorm_row.cuh|the norm of x, not of the sum|s/if constexpr (kAdds) x = sum_row;/;/"
+  "layers/rmsnorm_row.cuh|no residual in the backward|s/residual ? to_float(rp.element\[k\]) + gradient : gradient/gradient/"
+  # sums of parts, AdamW
+  "layers/reduce.cu|the last part left out|s/for (int p = 1; p < num_parts; p++)/for (int p = 1; p < num_parts - 1; p++)/"
+  "layers/adamw.cu|no clipping|s/c.clip_scale \* gi\[k\]/gi[k]/"
+  # linear
+  "layers/linear.cu|the first row of a range by every warp|s/t = range \* rows \/ ranges + warp; t/t = range * rows \/ ranges; t/"
+  "layers/linear.cu|no barrier before the warps' sums|/kWarpSize + lane\] = sum\[k\];/{n;s/__syncthreads();//}"
+  "layers/linear.cu|guard of the columns off by one|s/if (column < N) partial/if (column <= N) partial/"
+  "layers/linear.cu|db overwritten|s/  db\[n\] += sum;/  db[n] = sum;/"
+  "layers/linear.cu|the last warp's sums left out|s/for (int w = 0; w < kWarps; w++) total/for (int w = 0; w < kWarps - 1; w++) total/"
+  "layers/linear.cu|weight gradient overwritten|s/blas_gemm(device, dw, {dy, true}, {x}, true)/blas_gemm(device, dw, {dy, true}, {x}, false)/"
+  "layers/linear.cu|column guard off by one|s/if (n < N) {/if (n <= N) {/"
+  "layers/linear.cu|guard of db off by one|s/if (n >= N) return;/if (n > N) return;/"
+  "layers/linear.cu|every second row|s/t < end; t += kWarps)/t < end; t += 2 * kWarps)/"
+  "layers/linear.cu|last rows dropped|s/(range + 1) \* rows \/ ranges;/(range + 1) * (rows \/ ranges);/"
+  "layers/linear.cu|columns not put back in order|s/i % kWarpSize \* kWidth + i \/ kWarpSize;/i;/"
+  "layers/linear.cu|alignment of b not asked|s/{y.data, b.data})/{y.data})/"
+  # loss
+  "layers/loss.cu|the running sum is not rescaled|s/sum \*= expf(max - grown);/;/"
+  "layers/loss.cu|threads' sums are not brought to one maximum|s/block_sum<kRowThreads>(sum \* expf(max - row_max))/block_sum<kRowThreads>(sum)/"
+  "layers/loss.cu|one-hot without the scale|s/v + k == target ? scale : 0.0f/v + k == target ? 1.0f : 0.0f/"
+  "layers/loss.cu|slope of the cap forgotten|s/ - onehot) \* cap.slope(c\[k\]))/ - onehot))/"
+  "layers/loss.cu|nll overwritten|s/  \*nll += sum;/  *nll = sum;/"
+  "layers/loss.cu|no barrier before the last sum|/loss_sum_kernel(/,/^}/s/__syncthreads();//"
+  "layers/loss.cu|rows behind the targets are not zeroed|s/if (i >= num_targets) {/if (i > num_targets) {/"
+  "layers/loss.cu|target at the pack's start only|s/v + k == target/v == target/"
+  "layers/loss.cu|target of another row|s/targets\[rows\[i\]\]/targets[i]/"
+  "layers/loss.cu|a row too many is gathered|s/i < num_rows ? from/i <= num_rows ? from/"
+  "layers/loss.cu|dx not put back in its place|s/T\* row = to + rows\[i\] \* C;/T* row = to + i * C;/"
+  "layers/loss.cu|rows beyond 256 dropped|s/i < n; i += kSumThreads) sum/i < n; i += n) sum/"
+  # attention
+  "layers/attention.cu|forward: the next tile is read before it is there|/attention_forward_kernel(/,/^}/s/__syncthreads();  \/\/ this stage.*//"
+  "layers/attention.cu|forward: q is overwritten while others read it|/attention_forward_kernel(/,/^}/s/__syncthreads();  \/\/ q is read no more//"
+  "layers/attention.cu|forward: a query sees the next token|s/j > tile.begin + Engine::row(r))) s/j > tile.begin + Engine::row(r) + 1)) s/"
+  "layers/attention.cu|forward: sums are not rescaled|s/      sum\[r\] \*= decay\[r\];/      ;/"
+  "layers/attention.cu|forward: the output is not rescaled|s/out\[n\]\[e\] \*= decay\[Engine::row_slot(e)\]/out[n][e] *= 1/"
+  "layers/attention.cu|forward: lse in base 2|s/max\[r\] \* kLn2 + logf(total)/max[r] + logf(total)/"
+  "layers/attention.cu|forward: rows beyond the end are written|s/if (query < p.num_tokens \&\& threadIdx.x % Engine::kRowLanes == 0)/if (threadIdx.x % Engine::kRowLanes == 0)/"
+  "layers/attention.cu|keys: the next tile is read before it is there|/attention_backward_keys_kernel(/,/^}/s/__syncthreads();  \/\/ this stage.*//"
+  "layers/attention.cu|keys: k is overwritten while others read it|s/__syncthreads();  \/\/ k and v are read no more//"
+  "layers/attention.cu|keys: queries of the next document|s/query + c >= end_query\[r\])/query + c > end_query[r])/"
+  "layers/attention.cu|keys: D forgotten|s/(ds\[n\]\[e\] - column_D(stage)\[c\]) \* logit.slope/ds[n][e] * logit.slope/"
+  "layers/attention.cu|keys: the last tile left out|s/for (int i = 0; i < num_tiles; i++) {/for (int i = 0; i < num_tiles - 1; i++) {/"
+  "layers/attention.cu|dq: a query does not see itself|/attention_backward_queries_kernel(/,/^}/s/j > tile.begin + Engine::row(r)/j >= tile.begin + Engine::row(r)/"
+  "layers/attention.cu|window one longer for queries|s/query - window + 1)/query - window)/"
+  "layers/attention.cu|no window for keys|s/std::min(bounds\[2 \* int64_t{key} + 1\] - key, window)/bounds[2 * int64_t{key} + 1] - key/"
+  "layers/attention.cu|documents not masked off the diagonal|s/ || key < last_first_key;/;/"
+  "layers/attention.cu|slope of the cap forgotten|s/kLog2e, 1 - t \* t};/kLog2e, 1};/"
+  "layers/attention.cu|weights over 1|s/exp2f(fminf(logit - lse, 0.0f))/exp2f(logit - lse)/"
+  "layers/attention.cu|D by token|s/D\[row % NH \* num_tokens + row \/ NH\] = sum/D[row] = sum/"
+  "layers/attention.cu|lse of a query that is none|s/\[c\] = query < p.num_tokens ? lse/[c] = query <= p.num_tokens ? lse/"
+  "layers/attention_tile.cuh|a row too many is read|/void load_tile(/,/^}/s/first + row < rows.num_tokens/first + row <= rows.num_tokens/"
+  "layers/attention_tile.cuh|a row too many is written|/void store_tile(/,/^}/s/first + row < rows.num_tokens/first + row <= rows.num_tokens/"
+  "layers/attention_tile.cuh|no zeros beyond the width|s/k < count ? from\[k\] : T{}/from[k]/"
+  "layers/attention_tile.cuh|no __syncwarp before scores are read|/of_row\[column(n, 0)\] = scores/{n;s/__syncwarp();//}"
+  "layers/attention_tile.cuh|no __syncwarp after scores are read|s/__syncwarp();  \/\/ scratch is free.*//"
+  "layers/attention_tile.cuh|maximum of half a row's lanes|/float row_max(/,/^}/s/kRowLanes \/ 2/kRowLanes \/ 4/"
+  "layers/attention_tile.cuh|sum of half a row's lanes|/float row_sum(/,/^}/s/kRowLanes \/ 2/kRowLanes \/ 4/"
+  "layers/attention_tile.cuh|both warps make the first columns|s/return warp_index() \/ kRowWarps \* kSumWidth;/return 0;/"
+  "layers/attention_tile.cuh|two weights swapped|s/pack_bf16(left\[2\], left\[3\])/pack_bf16(left[3], left[2])/"
+  # cuDNN: what is told to it
+  "layers/attention_ragged.cu|length of the next document|s/cu_seqlens\[i + 1\] - token/cu_seqlens[i + 1] - token + 1/"
+  "layers/attention_ragged.cu|offsets of dk as of q|s/offsets_kv\[i\] = token \* sizes.kv;/offsets_kv[i] = token * sizes.q;/"
+  "layers/attention_ragged.cu|dk and dv swapped|s/c < q_row + kv_row ? dk + t/c < q_row + kv_row ? dv + t/"
+  "layers/attention_cudnn.cu|v begins where k does|s/{kV, q + (key.num_heads + key.num_kv_heads) \* head_bytes}/{kV, q + key.num_heads * head_bytes}/"
+  "layers/attention_cudnn.cu|window one longer|s/left_bound(static_cast<int>(key_.window))/left_bound(static_cast<int>(key_.window + 1))/"
+  "layers/attention_cudnn.cu|no scale|s/set_attn_scale(static_cast<float>(key_.scale))/set_attn_scale(1.0f)/"
+  "layers/attention_cudnn.cu|rows of q as of o|s/q_ = input(kQ, \"q\", key.num_heads, key.qkv_heads(), offsets_qkv_)/q_ = input(kQ, \"q\", key.num_heads, key.num_heads, offsets_qkv_)/"
+  "layers/attention_cudnn.cu|do at the offsets of qkv|s/d_o = input(kDO, \"do\", key_.num_heads, key_.num_heads, offsets_q_)/d_o = input(kDO, \"do\", key_.num_heads, key_.num_heads, offsets_qkv_)/"
+  "layers/attention_cudnn.cu|dk and dv swapped|s/pointers\[kDK\] = parts.dk.data/pointers[kDK] = parts.dv.data/"
+  "layers/attention_cudnn.cu|lse by head|s/stride({key_.slot_length \* key_.num_heads, 1, key_.num_heads, 1})/stride({key_.slot_length * key_.num_heads, key_.slot_length, 1, 1})/"
+  "layers/attention_cudnn.cu|plans do not know the window|s/window(s.window < b.slot_length ? s.window : 0),/window(0),/"
+  "layers/attention_cudnn.cu|a slot too short|s/std::max(kMinSlotLength, power_of_two(longest)),/std::max(kMinSlotLength, power_of_two(longest) \/ 2),/"
+  "layers/attention_cudnn.cu|scratch over dv|s/    scratch = base ? static_cast<char\*>(base) + at : nullptr;/    scratch = base ? static_cast<char*>(base) + at - 512 : nullptr;/"
+  "layers/attention_cudnn.cu|gradients are not joined|s/  join_qkv_cuda(device, dqkv, parts.dq, parts.dk, parts.dv);/  ;/"
+  "layers/attention_ragged.cu|guard of the slots off by one|s/if (i > num_slots) return;/if (i > num_slots + 1) return;/"
+  "layers/attention_ragged.cu|slots beyond the last document|s/i < num_documents ? i : num_documents\]/i]/"
+  "layers/attention_ragged.cu|empty slots have a token|s/- token) : 0;/- token) : 1;/"
+  "layers/attention_ragged.cu|offsets of 32 bits|s/= token \* sizes.qkv;/= static_cast<int32_t>(token * sizes.qkv);/"
+  "layers/attention_ragged.cu|guard of the join off by one|s/if (at >= T \* row) return;/if (at > T * row) return;/"
+  "layers/attention_ragged.cu|dv from the wrong column|s/(c - q_row - kv_row)/(c - q_row)/"
+  "layers/attention_ragged.cu|alignment of dq, dk, dv not asked|s/{dqkv.data, dq.data, dk.data, dv.data}/{dqkv.data}/"
+  "layers/attention_cudnn.cu|k in rows of q|s/input(kK, \"k\", key.num_kv_heads, key.qkv_heads()/input(kK, \"k\", key.num_kv_heads, key.num_heads/"
+  "layers/attention_cudnn.cu|a query sees the next token|s/set_diagonal_band_right_bound(0)/set_diagonal_band_right_bound(1)/"
+  "layers/attention_cudnn.cu|offsets of lse are those of o|/kOffsetsLse, documents/s/offsets_lse.data/offsets_q.data/"
+  "layers/attention_cudnn.cu|offsets of dk are those of dq|s/output(dk, kDK, key_.num_kv_heads, offsets_kv)/output(dk, kDK, key_.num_kv_heads, offsets_q_)/"
+  "layers/attention_cudnn.cu|no stream|/cudnnSetStream/d"
+  "layers/attention_cudnn.cu|no room to align the workspace|s/ + kAlignment;  \/\/ the caller/;  \/\/ the caller/"
+  "layers/attention_cudnn.cu|plans for every length|s/std::max(kMinSlotLength, power_of_two(longest))/std::max(kMinSlotLength, longest)/"
 )
 
-# The tests of the kernels, cheapest build first.
-builds="plain check asan"
+# The tests of the kernels, cheapest build first; BUILDS=plain for a first look.
+builds=${BUILDS:-plain check asan}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 git ls-files -z | xargs -0 cp -p --parents -t "$scratch"
@@ -87,6 +179,7 @@ mkdir -p "$scratch/build"
 # BUILD FILE: the test of the kernels in that file; of what kernels share, RMSNorm's.
 program() {
   case "$2" in
+    layers/attention_cudnn.cu | layers/attention_tile.cuh) echo "build/simt/$1/attention_simt_test" ;;
     layers/core/* | *.cuh) echo "build/simt/$1/rmsnorm_simt_test" ;;
     *) echo "build/simt/$1/$(basename "$2" .cu)_simt_test" ;;
   esac
@@ -94,7 +187,8 @@ program() {
 compile() { make -s -C "$scratch" "$(program "$1" "$2")" > "$scratch/log" 2>&1; }
 passes() { (cd "$scratch" && timeout 600 "$(program "$1" "$2")" --gtest_brief=1 > "$scratch/log" 2>&1); }
 
-for file in $(printf '%s\n' "${mutants[@]}" | cut -d'|' -f1 | sort -u); do
+chosen=$([ $# -gt 0 ] && echo "$@" || echo "${!mutants[@]}")
+for file in $(for i in $chosen; do echo "${mutants[$i]%%|*}"; done | sort -u); do
   for build in $builds; do
     if ! { compile "$build" "$file" && passes "$build" "$file"; }; then
       tail -20 "$scratch/log"
@@ -105,8 +199,7 @@ for file in $(printf '%s\n' "${mutants[@]}" | cut -d'|' -f1 | sort -u); do
 done
 
 survivors=0
-for i in "${!mutants[@]}"; do
-  [ $# -eq 0 ] || [[ " $* " == *" $i "* ]] || continue
+for i in $chosen; do
   IFS='|' read -r file what expression <<< "${mutants[$i]}"
   sed "$expression" "$file" > "$scratch/$file"
   changed=$(diff "$file" "$scratch/$file" | grep -c '^<' || true)
