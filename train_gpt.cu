@@ -260,7 +260,7 @@ StepResult train_step(const RunConfig& run, const std::vector<MicroBatch>& micro
     state.llama.backward(micro.batch, state.params, grad_scale, logits);
   }
   state.params.finish_grads();
-  if (device.is_cuda()) world.barrier();  // which is watched, as waiting for a GPU is not
+  if (device.is_cuda()) world.barrier();        // which is watched, as waiting for a GPU is not
   result.grad_norm = state.params.grad_norm();  // waits for the device, and the loss is there, too
   result.loss = world.sum(state.llama.take_nll()) * grad_scale;
   check_finite(result.loss, result.grad_norm, step);
