@@ -122,7 +122,12 @@ Outputs run_rmsnorm(Bed& bed) {
                dw = bed.zeros(DType::F32, {C}, "dw");
   rmsnorm_forward(bed.device, y, rstd, x, w, 1e-5, NormKind::LateCast);
   rmsnorm_backward(bed.device, dx, dw, bed.random({T, C}, "dy"), x, rstd, w, NormKind::LateCast);
-  return {bed.output(y), bed.output(dx), bed.output(dw)};
+  // With the residual adds next to it.
+  const Tensor sum = bed.zeros({T, C}, "sum"), y_of_sum = bed.zeros({T, C}, "y of the sum"),
+               d_sum = bed.random({T, C}, "d_sum");
+  add_rmsnorm_forward(bed.device, sum, y_of_sum, rstd, x, bed.random({T, C}, "branch"), w, 1e-5, NormKind::LateCast);
+  rmsnorm_backward(bed.device, d_sum, dw, bed.random({T, C}, "dy"), sum, rstd, w, NormKind::LateCast, d_sum);
+  return {bed.output(y), bed.output(dx), bed.output(sum), bed.output(y_of_sum), bed.output(d_sum), bed.output(dw)};
 }
 
 Outputs run_linear(Bed& bed) {
