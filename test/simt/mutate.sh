@@ -140,7 +140,6 @@ mutants=(
   # cuDNN: what is told to it
   "layers/attention_ragged.cu|length of the next document|s/cu_seqlens\[i + 1\] - token/cu_seqlens[i + 1] - token + 1/"
   "layers/attention_ragged.cu|offsets of dk as of q|s/offsets_kv\[i\] = token \* sizes.kv;/offsets_kv[i] = token * sizes.q;/"
-  "layers/attention_ragged.cu|dk and dv swapped|s/c < q_row + kv_row ? dk + t/c < q_row + kv_row ? dv + t/"
   "layers/attention_cudnn.cu|v begins where k does|s/{kV, q + (key.num_heads + key.num_kv_heads) \* head_bytes}/{kV, q + key.num_heads * head_bytes}/"
   "layers/attention_cudnn.cu|window one longer|s/left_bound(static_cast<int>(key_.window))/left_bound(static_cast<int>(key_.window + 1))/"
   "layers/attention_cudnn.cu|no scale|s/set_attn_scale(static_cast<float>(key_.scale))/set_attn_scale(1.0f)/"
