@@ -28,10 +28,7 @@ void measure(Arena& arena, const RunConfig& run, const ModelConfig& model, const
   TrainState(arena, run, model, model_options(run, model, shape), shape, nullptr, device);
 }
 
-}  // namespace
-
-namespace {
-
+/// Of the shards of gradients, where it is not what gradients are anyway.
 std::optional<DType> grad_dtype(const RunConfig& run) {
   return run.train.grad_dtype == "bf16" ? std::optional(DType::BF16) : std::nullopt;
 }
@@ -195,12 +192,12 @@ void drop_needless(RunConfig& run, const RunConfig& original, const ModelConfig&
                    const MemoryLimits& limits) {
   const auto try_back = [&](auto option) {
     RunConfig other = run;
-    option(other) = option(const_cast<RunConfig&>(original));
+    option(other) = option(original);
     if (fits(plan_memory(other, model, shape_of(other, shape)), limits)) run = other;
   };
-  try_back([](RunConfig & r) -> auto& { return r.memory.loss_tile_tokens; });
-  try_back([](RunConfig & r) -> auto& { return r.memory.offload; });
-  try_back([](RunConfig & r) -> auto& { return r.batch.micro_batch_size; });
+  try_back([](auto& r) -> auto& { return r.memory.loss_tile_tokens; });
+  try_back([](auto& r) -> auto& { return r.memory.offload; });
+  try_back([](auto& r) -> auto& { return r.batch.micro_batch_size; });
 }
 
 /// "--memory.recompute block ...": how `run` differs from `original`.
