@@ -1,10 +1,25 @@
 // Fuzzes the JSONL reader: one input is one line. Whatever it is, the parser accepts it or throws Error; and what it
 // accepts, a full JSON parser reads as the same numbers (where it does not refuse bytes that are not UTF-8, or a number
-// beyond double in a value that is skipped).
+// beyond double in a value that is skipped). Half a surrogate pair in a skipped text is JSON, and what Python's json
+// writes for bytes that were not UTF-8; nlohmann refuses it, so it is given another escape instead.
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "data/jsonl.h"
+
+namespace {
+
+/// `line` with \uD800 to \uDFFF, in any case of letters, turned into \u0041.
+std::string without_surrogates(std::string line) {
+  constexpr std::string_view kSecondDigits = "89abcdefABCDEF";
+  for (size_t at = line.find("\\u"); at != std::string::npos && at + 6 <= line.size(); at = line.find("\\u", at + 1)) {
+    if (line[at + 2] != 'd' && line[at + 2] != 'D') continue;
+    if (kSecondDigits.find(line[at + 3]) != std::string_view::npos) line.replace(at, 6, "\\u0041");
+  }
+  return line;
+}
+
+}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string line(reinterpret_cast<const char*>(data), size);
@@ -19,7 +34,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   nlohmann::json json;
   try {
-    json = nlohmann::json::parse(line);
+    json = nlohmann::json::parse(without_surrogates(line));
   } catch (const nlohmann::json::out_of_range&) {
     return 0;
   } catch (const nlohmann::json::parse_error&) {

@@ -35,6 +35,8 @@ TEST(Jsonl, other_keys_are_skipped_whatever_they_hold) {
       R"({"text":"a \"quoted\" \\ \u00e9 [1,2","meta":{"a":[1,-2.5e+10,{"b":null}],"input_ids":[9]},"x":true,"y":false,)"
       R"("z":0.0,"attention_mask":[1,1],"position_ids":[0,1],"input_ids":[1,2],"e":[],"o":{}})");
   EXPECT_EQ(d.input_ids, (std::vector<int32_t>{1, 2}));
+  // Half a surrogate pair: JSON's grammar has it, and Python writes it for bytes that were not UTF-8.
+  EXPECT_EQ(parse(R"({"text":"\uDD0D \ud83d","input_ids":[7]})").input_ids, std::vector<int32_t>{7});
 }
 
 TEST(Jsonl, what_is_wrong_is_said_with_its_column_and_remedy) {
