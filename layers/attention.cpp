@@ -323,7 +323,7 @@ struct Forward {
   T scale, softcap;
   int64_t num_tokens;
   T *o, *lse;
-  const T* qkv;
+  const T *qkv, *sinks;  ///< sinks: null, or (NH)
 
   void run(const QueryBlock& task, const ForwardScratch<T>& s) const {
     constexpr int kCols = kTileCols<T>;
@@ -334,8 +334,9 @@ struct Forward {
     pack_row_strips(s.q, q, task.rows, g.HD);
     for (int64_t i = 0; i < rows * g.HD; i++) s.q[i] *= scale;
     std::fill_n(s.o, rows * width, T(0));
-    std::fill_n(s.sum, rows, T(0));
+    std::fill_n(s.sum, rows, sinks ? T(1) : T(0));  // the sink's weight, relative to itself
     std::fill_n(s.max, rows, std::numeric_limits<T>::lowest());
+    for (int64_t r = 0; sinks && r < rows; r++) s.max[r] = sinks[task.kv_head * g.G + r % g.G];
     for (int64_t block = task.first_key_block(g); block < task.end_key_block(); block++) {
       const int64_t begin = block * kBlockKeys, num_keys = std::min(kBlockKeys, task.length - begin);
       const T* k = document + begin * g.qkv_stride + (g.NH + task.kv_head) * g.HD;
@@ -535,9 +536,29 @@ struct Backward {
   }
 };
 
+/// d_sinks (NH) -= sum_i exp(sink - lse_i) D_i: all that a sink does is to take from the weights of the keys. Sums in
+/// fp64.
+template <class T>
+void add_sink_gradients(T* d_sinks, const T* sinks, const T* d_o, const T* o, const T* lse, int64_t num_tokens,
+                        int64_t NH, int64_t HD) {
+  parallel_for(NH, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t h = begin; h < end; h++) {
+      double sum = 0;
+      for (int64_t t = 0; t < num_tokens; t++) {
+        const T *a = d_o + (t * NH + h) * HD, *b = o + (t * NH + h) * HD;
+        T D = 0;
+#pragma omp simd reduction(+ : D)
+        for (int64_t c = 0; c < HD; c++) D += a[c] * b[c];
+        sum += double(std::exp(sinks[h] - lse[h * num_tokens + t]) * D);
+      }
+      d_sinks[h] -= T(sum);
+    }
+  });
+}
+
 void check_attention(const Device& device, const char* who, const ConstTensor& qkv, const ConstTensor& o,
                      const ConstTensor& lse, const Documents& documents, const AttentionShape& s,
-                     const ConstTensor& workspace) {
+                     const ConstTensor& workspace, const ConstTensor& sinks) {
   const std::span<const int64_t> cu_seqlens = documents.cu_seqlens;
   CHECK(s.num_kv_heads > 0 && s.num_heads > 0 && s.num_heads % s.num_kv_heads == 0 && s.head_dim > 0,
         "{}: {} query heads of width {} cannot share {} kv heads", who, s.num_heads, s.head_dim, s.num_kv_heads);
@@ -547,6 +568,8 @@ void check_attention(const Device& device, const char* who, const ConstTensor& q
   check_tensor(qkv, who, {T, s.num_heads + 2 * s.num_kv_heads, s.head_dim}, qkv.dtype);
   check_tensor(o, who, {T, s.num_heads, s.head_dim}, qkv.dtype);
   check_tensor(lse, who, {s.num_heads, T}, accumulator_dtype(qkv.dtype));
+  CHECK(s.has_sinks == static_cast<bool>(sinks), "{}: sinks are {}", who, sinks ? "not of this shape" : "missing");
+  if (sinks) check_tensor(sinks, fmt::format("{}: sinks", who).c_str(), {s.num_heads}, qkv.dtype);
   CHECK(!cu_seqlens.empty() && cu_seqlens.front() == 0 && cu_seqlens.back() == T,
         "{}: cu_seqlens must run from 0 to T = {}", who, T);
   for (size_t i = 1; i < cu_seqlens.size(); i++) {
@@ -611,30 +634,35 @@ size_t attention_workspace_bytes(const AttentionShape& shape, DType dtype, int64
 }
 
 void attention_forward(Device& device, Tensor o, Tensor lse, ConstTensor qkv, const Documents& documents,
-                       const AttentionShape& shape, Tensor workspace) {
-  check_attention(device, "attention_forward", qkv, o, lse, documents, shape, workspace);
+                       const AttentionShape& shape, Tensor workspace, ConstTensor sinks) {
+  check_attention(device, "attention_forward", qkv, o, lse, documents, shape, workspace, sinks);
   if constexpr (kHasCuda) {
     if (device.is_cuda()) {
       if (attention_cudnn_forward(device, o, lse, qkv, documents, shape, workspace)) return;
-      return attention_forward_cuda(device, o, lse, qkv, documents.bounds, shape);
+      return attention_forward_cuda(device, o, lse, qkv, documents.bounds, shape, sinks);
     }
   }
   dispatch_float(qkv.dtype, "attention_forward", [&]<class T>(T) {
     const Geometry g(shape);
-    const Forward<T> call{g, T(shape.scale), T(shape.softcap), qkv.shape[0], o.as<T>(), lse.as<T>(), qkv.as<T>()};
+    const Forward<T> call{g,         T(shape.scale), T(shape.softcap), qkv.shape[0],
+                          o.as<T>(), lse.as<T>(),    qkv.as<T>(),      sinks ? sinks.as<T>() : nullptr};
     run_tasks<ForwardScratch<T>>(call, documents.cu_seqlens, aligned(workspace.data), scratch_bytes<T>(g));
   });
 }
 
 void attention_backward(Device& device, Tensor dqkv, ConstTensor d_o, ConstTensor qkv, ConstTensor o, ConstTensor lse,
-                        const Documents& documents, const AttentionShape& shape, Tensor workspace) {
-  check_attention(device, "attention_backward", qkv, o, lse, documents, shape, workspace);
+                        const Documents& documents, const AttentionShape& shape, Tensor workspace, ConstTensor sinks,
+                        Tensor d_sinks) {
+  check_attention(device, "attention_backward", qkv, o, lse, documents, shape, workspace, sinks);
+  CHECK(static_cast<bool>(sinks) == static_cast<bool>(d_sinks), "attention_backward: sinks and d_sinks come together");
+  if (d_sinks) check_tensor(d_sinks, "attention_backward: d_sinks", sinks.shape, lse.dtype);
   check_tensor(dqkv, "attention_backward: dqkv", qkv.shape, qkv.dtype);
   check_tensor(d_o, "attention_backward: do", o.shape, qkv.dtype);
   if constexpr (kHasCuda) {
     if (device.is_cuda()) {
       if (attention_cudnn_backward(device, dqkv, d_o, qkv, o, lse, documents, shape, workspace)) return;
-      return attention_backward_cuda(device, dqkv, d_o, qkv, o, lse, documents.bounds, shape, workspace);
+      return attention_backward_cuda(device, dqkv, d_o, qkv, o, lse, documents.bounds, shape, workspace, sinks,
+                                     d_sinks);
     }
   }
   dispatch_float(qkv.dtype, "attention_backward", [&]<class T>(T) {
@@ -646,5 +674,7 @@ void attention_backward(Device& device, Tensor dqkv, ConstTensor d_o, ConstTenso
     const Backward<T> call{g,           T(shape.scale), T(shape.softcap), num_tokens,  dqkv.as<T>(),
                            d_o.as<T>(), qkv.as<T>(),    o.as<T>(),        lse.as<T>(), progress};
     run_tasks<BackwardScratch<T>>(call, documents.cu_seqlens, at + progress_bytes(g, num_tokens), scratch_bytes<T>(g));
+    if (!sinks) return;
+    add_sink_gradients(d_sinks.as<T>(), sinks.as<T>(), d_o.as<T>(), o.as<T>(), lse.as<T>(), num_tokens, g.NH, g.HD);
   });
 }

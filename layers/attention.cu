@@ -18,6 +18,7 @@
 //     D           2 Y      2 Y (o, do)     S
 //     dk, dv      8 n d    X, Y, 2 S       X - Y
 //     dq          6 n d    X, Y, 2 S       Y
+//     d_sinks     4 S      2 S             NH
 //   A backward with atomics has 10 n d flops, not 14 n d, and reads X + 2 Y, not 2 X + 4 Y: the price of one order. On
 //   a mask's edge half of the pairs of a tile are computed in vain; tiles are 64 x 64, 64 x 32 (d > 64), 64 x 16 (d >
 //   128).
@@ -134,10 +135,11 @@ struct QueryTile {
 
 // s_ij = logit(q_i . k_j);  m = max over the keys so far;  w_ij = 2^(s_ij - m), in the dtype for the second product
 //   o_i = sum_j w_ij v_j / sum_j w_ij       lse_i = ln 2 (m + log2 sum_j w_ij)
-// A new maximum scales what was summed by 2^(old m - m).
+// A new maximum scales what was summed by 2^(old m - m). A sink is a key that comes first and has no value.
 template <class Engine>
 __global__ void __launch_bounds__(kThreads)
-    attention_forward_kernel(typename Engine::T* o, float* lse, Problem<typename Engine::T> p) {
+    attention_forward_kernel(typename Engine::T* o, float* lse, const typename Engine::T* sinks,
+                             Problem<typename Engine::T> p) {
   constexpr SharedLayout<Engine> shared{1};
   constexpr int kSlots = Engine::kRowSlots;
   const auto tile = QueryTile<Engine>::of_block(p);
@@ -151,13 +153,15 @@ __global__ void __launch_bounds__(kThreads)
   load_keys(tile.key_begin, 0);
 
   int first_key[kSlots];
-  float max[kSlots], sum[kSlots];
+  float max[kSlots], sum[kSlots];  // sum: this lane's part
   typename Engine::Sums out = {};
+  const float sink = sinks ? to_float(sinks[tile.head]) * kLog2e : kHidden;
+  const float sink_weight = sinks && threadIdx.x % Engine::kRowLanes == 0 ? 1.0f : 0.0f;
 #pragma unroll
   for (int r = 0; r < kSlots; r++) {
     const int query = tile.begin + Engine::row(r);
     first_key[r] = query < p.num_tokens ? p.first_key(query) : kNever;
-    max[r] = kHidden, sum[r] = 0;
+    max[r] = sink, sum[r] = sink_weight;
   }
   int stage = 0;
   for (int key = tile.key_begin; key < tile.key_end; key += Engine::kN, stage ^= 1) {
@@ -246,6 +250,23 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int distance = kDotLanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(kFullWarp, sum, distance);
   if (exists && threadIdx.x % kDotLanes == 0) D[row % NH * num_tokens + row / NH] = sum;
+}
+
+constexpr int kSinkThreads = 256;
+
+// d_sinks (NH) -= sum_i exp(sink - lse_i) D_i: a head a block. lse, D (NH, T); packs of kWidth tokens.
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kSinkThreads)
+    attention_sink_gradient_kernel(float* d_sinks, const T* sinks, const float* lse, const float* D, int num_tokens) {
+  const float sink = to_float(sinks[blockIdx.x]);
+  const int64_t row = int64_t{blockIdx.x} * num_tokens;
+  float sum = 0;
+  for (int64_t t = threadIdx.x * kWidth; t < num_tokens; t += kSinkThreads * kWidth) {
+    const Pack<float, kWidth> lp = load_pack<kWidth>(lse + row + t), dp = load_pack<kWidth>(D + row + t);
+    for (int k = 0; k < kWidth; k++) sum += softmax_weight(sink * kLog2e, lp.element[k] * kLog2e) * dp.element[k];
+  }
+  sum = block_sum<kSinkThreads>(sum);
+  if (threadIdx.x == 0) d_sinks[blockIdx.x] -= sum;
 }
 
 // dq of a tile of queries.
@@ -470,17 +491,18 @@ size_t attention_workspace_bytes_cuda(const AttentionShape& shape, int64_t T) {
 }
 
 void attention_forward_cuda(Device& device, Tensor o, Tensor lse, ConstTensor qkv, ConstTensor bounds,
-                            const AttentionShape& shape) {
+                            const AttentionShape& shape, ConstTensor sinks) {
   dispatch(qkv.dtype, shape.head_dim, [&]<class T, int kHD>(Engines<T, kHD>) {
     using Engine = typename Engines<T, kHD>::Forward;
     const auto p = make_problem<T>(qkv, bounds, shape, is_packable<T>(shape.head_dim, {o.data, qkv.data}));
     launch_on_tiles<Engine>(device, num_row_tiles<Engine>(p.num_tokens) * p.NH, 1, 0, attention_forward_kernel<Engine>,
-                            o.as<T>(), lse.as<float>(), p);
+                            o.as<T>(), lse.as<float>(), sinks ? sinks.as<T>() : nullptr, p);
   });
 }
 
 void attention_backward_cuda(Device& device, Tensor dqkv, ConstTensor d_o, ConstTensor qkv, ConstTensor o,
-                             ConstTensor lse, ConstTensor bounds, const AttentionShape& shape, Tensor workspace) {
+                             ConstTensor lse, ConstTensor bounds, const AttentionShape& shape, Tensor workspace,
+                             ConstTensor sinks, Tensor d_sinks) {
   dispatch(qkv.dtype, shape.head_dim, [&]<class T, int kHD>(Engines<T, kHD>) {
     using Queries = typename Engines<T, kHD>::Queries;
     using Keys = typename Engines<T, kHD>::Keys;
@@ -488,6 +510,13 @@ void attention_backward_cuda(Device& device, Tensor dqkv, ConstTensor d_o, Const
     const auto p = make_problem<T>(qkv, bounds, shape, is_packed);
     float* D = static_cast<float*>(workspace.data);
     row_dot<T>(device, D, d_o, o, p);
+    if (sinks) {
+      const bool is_packed_row = is_packable<float>(p.num_tokens, {lse.data, D});
+      launch(
+          device, {p.num_tokens > 0 ? p.NH : 0, kSinkThreads},
+          is_packed_row ? attention_sink_gradient_kernel<T, kPackWidth<float>> : attention_sink_gradient_kernel<T, 1>,
+          d_sinks.as<float>(), sinks.as<T>(), lse.as<float>(), D, p.num_tokens);
+    }
     launch_on_tiles<Keys>(device, num_row_tiles<Keys>(p.num_tokens) * p.NKV, 2, 4 * Keys::kN,
                           attention_backward_keys_kernel<Keys>, dqkv.as<T>(), d_o.as<T>(), lse.as<float>(), D, p);
     launch_on_tiles<Queries>(device, num_row_tiles<Queries>(p.num_tokens) * p.NH, 2, 0,

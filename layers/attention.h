@@ -5,6 +5,7 @@
 //   s_ij = scale * q_i . k_j;   softcap > 0: s = cap * tanh(s / cap)
 //   i sees j: same document, j <= i, and i - j < window when window > 0
 //   o_i = sum_j softmax(s_i)_j v_j;   lse_i = log sum_j exp(s_ij)
+//   with a sink: the sum of softmax and lse has one more term, exp(sink_h), which has no value (gpt-oss)
 // Query head h reads kv head h / (NH / NKV).
 // CUDA: attention_cudnn.cu where cuDNN plans the shape, else attention.cu. With the kernels of the latter the bits of a
 // document depend on where it lies in the batch, and on nothing beside it.
@@ -21,6 +22,7 @@ struct AttentionShape {
   double scale = 0;
   double softcap = 0;        ///< 0 = none
   int64_t window = 0;        ///< 0 = all
+  bool has_sinks = false;    ///< one for each query head
   bool own_kernels = false;  ///< CUDA: not cuDNN, whatever it plans
 };
 
@@ -39,17 +41,20 @@ std::vector<int32_t> document_bounds(std::span<const int64_t> cu_seqlens);
 size_t attention_workspace_bytes(const AttentionShape& shape, DType dtype, int64_t T, DeviceKind kind);
 
 /// o (T, NH, HD), lse (NH, T) F32 (F64 for F64) <- qkv (T, NH + 2 NKV, HD): q heads, k heads, v heads. What lse holds
-/// is for the backward of the same device, documents and shape alone: cuDNN keeps it as (T, NH).
+/// is for the backward of the same device, documents and shape alone: cuDNN keeps it as (T, NH). sinks (NH), or null.
 void attention_forward(Device& device, Tensor o, Tensor lse, ConstTensor qkv, const Documents& documents,
-                       const AttentionShape& shape, Tensor workspace);
+                       const AttentionShape& shape, Tensor workspace, ConstTensor sinks = {});
 
-/// dqkv (T, NH + 2 NKV, HD) = gradient of qkv <- do (T, NH, HD) and what the forward had.
+/// dqkv (T, NH + 2 NKV, HD) = gradient of qkv <- do (T, NH, HD) and what the forward had. d_sinks (NH) +=, in lse's
+/// dtype.
 void attention_backward(Device& device, Tensor dqkv, ConstTensor d_o, ConstTensor qkv, ConstTensor o, ConstTensor lse,
-                        const Documents& documents, const AttentionShape& shape, Tensor workspace);
+                        const Documents& documents, const AttentionShape& shape, Tensor workspace,
+                        ConstTensor sinks = {}, Tensor d_sinks = {});
 
 // CUDA kernels (attention.cu); called by the front doors above after the contract is checked.
 size_t attention_workspace_bytes_cuda(const AttentionShape& shape, int64_t T);
 void attention_forward_cuda(Device& device, Tensor o, Tensor lse, ConstTensor qkv, ConstTensor bounds,
-                            const AttentionShape& shape);
+                            const AttentionShape& shape, ConstTensor sinks);
 void attention_backward_cuda(Device& device, Tensor dqkv, ConstTensor d_o, ConstTensor qkv, ConstTensor o,
-                             ConstTensor lse, ConstTensor bounds, const AttentionShape& shape, Tensor workspace);
+                             ConstTensor lse, ConstTensor bounds, const AttentionShape& shape, Tensor workspace,
+                             ConstTensor sinks, Tensor d_sinks);

@@ -362,7 +362,8 @@ void* writable(const ConstTensor& t) {
 
 bool attention_cudnn_plans(const AttentionShape& shape, DType dtype, int sm) {
   const int64_t max_head_dim = sm / 10 == 9 ? 256 : 128;
-  return !shape.own_kernels && dtype == DType::BF16 && shape.softcap == 0 && cudnnGetVersion() >= kMinVersion &&
+  return !shape.own_kernels && dtype == DType::BF16 && shape.softcap == 0 && !shape.has_sinks &&
+         cudnnGetVersion() >= kMinVersion &&
          // 8.x and 12.x have no backward that reads lse packed; padded, it and the scratch grow with slots *
          // slot_length
          (sm / 10 == 9 || sm / 10 == 10) &&

@@ -3,8 +3,9 @@
 //
 // Work: a row belongs to a team of threads, a warp for short rows and a block for long ones. A thread owns the packs
 //   p = lane, lane + team, ... of its row (a pack: 128 bits, or one element where C or a pointer does not allow more)
-//   and nobody else reads or writes them; so y may be x, dx may be dy, and only sums are exchanged. A row is read
-//   twice, once for its sum and once for its output; the second pass finds it in L1 or L2, where w stays too.
+//   and nobody else reads or writes them; so y may be x, dx may be dy, and only sums are exchanged. (But where a row
+//   is rotated, the packs of a pair are read by the owners of both.) A row is read twice, once for its sum and once for
+//   its output; the second pass finds it in L1 or L2, where w stays too.
 //
 // Weight gradients without atomics: at most 512 blocks each sum a contiguous range of rows, a thread at a time in its
 //   own slots of shared memory; a second kernel adds the blocks' sums in order. The number of blocks depends on the
@@ -35,11 +36,22 @@ __device__ __forceinline__ float team_sum(float value) {
   }
 }
 
+/// What nothing rotates: the elements of a pack as they are. qk_norm.cu has the other one.
+struct Unrotated {
+  /// to <- the elements of the pack at column c of the rotated row; `elements_at(to, c)` has those of the row.
+  template <int kWidth, class ElementsAt>
+  __device__ __forceinline__ void operator()(float (&to)[kWidth], int c, float, const ElementsAt& elements_at) const {
+    elements_at(to, c);
+  }
+};
+
 /// y (C) <- x (C), w (C); returns rstd. All threads of the team call it. See rmsnorm.h for the three roundings.
-/// kAdds: sum_row (C) = x + added is normed in the place of x.
-template <class T, int kWidth, int kTeam, bool kAdds = false>
+/// kAdds: sum_row (C) = x + added is normed in the place of x. `rotate` turns what was normed and rounded; y is not x
+/// then.
+template <class T, int kWidth, int kTeam, bool kAdds = false, class Rotate = Unrotated>
 __device__ __forceinline__ float row_forward(T* y, const T* x, const T* w, int C, float eps, NormKind kind, int lane,
-                                             const T* added = nullptr, T* sum_row = nullptr) {
+                                             const T* added = nullptr, T* sum_row = nullptr,
+                                             const Rotate& rotate = {}) {
   float sum = 0;
   for (int c = lane * kWidth; c < C; c += kTeam * kWidth) {
     Pack<T, kWidth> xp = load_pack<kWidth>(x + c);
@@ -53,15 +65,18 @@ __device__ __forceinline__ float row_forward(T* y, const T* x, const T* w, int C
   const float s = 1.0f / sqrtf(team_sum<kTeam>(sum) / static_cast<float>(C) + eps);
   const float one_plus = kind == NormKind::OnePlus ? 1.0f : 0.0f;
   if constexpr (kAdds) x = sum_row;
-  for (int c = lane * kWidth; c < C; c += kTeam * kWidth) {
+  const auto normed_at = [=](float(&to)[kWidth], int c) {
     const Pack<T, kWidth> xp = load_pack<kWidth>(x + c), wp = load_pack<kWidth>(w + c);
-    Pack<T, kWidth> yp;
     for (int k = 0; k < kWidth; k++) {
       const float xhat = to_float(xp.element[k]) * s, wk = to_float(wp.element[k]);
-      yp.element[k] = kind == NormKind::Plain ? from_float<T>(wk * to_float(from_float<T>(xhat)))
-                                              : from_float<T>((one_plus + wk) * xhat);
+      to[k] = to_float(kind == NormKind::Plain ? from_float<T>(wk * to_float(from_float<T>(xhat)))
+                                               : from_float<T>((one_plus + wk) * xhat));
     }
-    store_pack<kWidth>(y + c, yp);
+  };
+  for (int c = lane * kWidth; c < C; c += kTeam * kWidth) {
+    float yk[kWidth];
+    rotate(yk, c, 1.0f, normed_at);
+    store_floats(y + c, yk);
   }
   return s;
 }
@@ -80,29 +95,36 @@ struct SlotLayout {
 /// dx (C), sums += <- dy (C), x (C), s = rstd, w (C). All threads of the team call it. y_c = w_c x_c s; with
 /// g_c = dy_c w_c (1 + w_c for OnePlus):
 ///   dx_c = s g_c - x_c s^3 mean(g x)         dw_c += dy_c x_c s
-/// `sums`: the slots of this thread, kThreads apart. `residual` (C) or null is added to dx.
-template <class T, int kWidth, int kTeam>
+/// `sums`: the slots of this thread, kThreads apart. `residual` (C) or null is added to dx. `rotate` turns dy back; dx
+/// is not dy then.
+template <class T, int kWidth, int kTeam, class Rotate = Unrotated>
 __device__ __forceinline__ void row_backward(T* dx, float* sums, const T* dy, const T* x, float s, const T* w, int C,
-                                             NormKind kind, int lane, const T* residual = nullptr) {
+                                             NormKind kind, int lane, const T* residual = nullptr,
+                                             const Rotate& rotate = {}) {
   const float one_plus = kind == NormKind::OnePlus ? 1.0f : 0.0f;
+  const auto dy_at = [=](float(&to)[kWidth], int c) { load_floats(to, dy + c); };
   float gx = 0;
 #pragma unroll 1  // three packs in flight are enough at 32 warps of an SM; more would spill registers
   for (int c = lane * kWidth; c < C; c += kTeam * kWidth) {
-    const Pack<T, kWidth> xp = load_pack<kWidth>(x + c), dyp = load_pack<kWidth>(dy + c), wp = load_pack<kWidth>(w + c);
+    float dyk[kWidth];
+    rotate(dyk, c, -1.0f, dy_at);
+    const Pack<T, kWidth> xp = load_pack<kWidth>(x + c), wp = load_pack<kWidth>(w + c);
     for (int k = 0; k < kWidth; k++) {
-      gx += to_float(dyp.element[k]) * (one_plus + to_float(wp.element[k])) * to_float(xp.element[k]);
+      gx += dyk[k] * (one_plus + to_float(wp.element[k])) * to_float(xp.element[k]);
     }
   }
   const float scale = team_sum<kTeam>(gx) * s * s * s / static_cast<float>(C);
 #pragma unroll 1
   for (int c = lane * kWidth; c < C; c += kTeam * kWidth) {
-    const Pack<T, kWidth> xp = load_pack<kWidth>(x + c), dyp = load_pack<kWidth>(dy + c), wp = load_pack<kWidth>(w + c);
+    float dyk[kWidth];
+    rotate(dyk, c, -1.0f, dy_at);
+    const Pack<T, kWidth> xp = load_pack<kWidth>(x + c), wp = load_pack<kWidth>(w + c);
     Pack<T, kWidth> dxp, rp;
     if (residual) rp = load_pack<kWidth>(residual + c);
     for (int k = 0; k < kWidth; k++, sums += kThreads) {
-      const float xk = to_float(xp.element[k]), dyk = to_float(dyp.element[k]);
-      *sums += dyk * xk * s;
-      const float gradient = s * (dyk * (one_plus + to_float(wp.element[k]))) - xk * scale;
+      const float xk = to_float(xp.element[k]);
+      *sums += dyk[k] * xk * s;
+      const float gradient = s * (dyk[k] * (one_plus + to_float(wp.element[k]))) - xk * scale;
       dxp.element[k] = from_float<T>(residual ? to_float(rp.element[k]) + gradient : gradient);
     }
     store_pack<kWidth>(dx + c, dxp);

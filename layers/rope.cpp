@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "layers/core/parallel.h"
+#include "layers/rope_head.h"
 
 namespace {
 
@@ -25,25 +26,13 @@ void table_cpu(T* cos, T* sin, const int32_t* positions, const float* inv_freq, 
   });
 }
 
-/// Rotates one head x (r = 2 half) by the angles with these cosines, and sines times `sign`.
-template <bool kInterleaved, class T>
-inline void rotate_head(T* x, const T* cos, const T* sin, T sign, int64_t half) {
-#pragma omp simd
-  for (int64_t m = 0; m < half; m++) {
-    const int64_t i0 = kInterleaved ? 2 * m : m, i1 = kInterleaved ? 2 * m + 1 : m + half;
-    const T x0 = x[i0], x1 = x[i1], c = cos[m], s = sign * sin[m];
-    x[i0] = x0 * c - x1 * s;
-    x[i1] = x1 * c + x0 * s;
-  }
-}
-
 template <bool kInterleaved, class T>
 void rotate_cpu(T* x, const T* cos, const T* sin, T sign, const Shape& shape, int64_t num_heads, int64_t half) {
   const int64_t num_tokens = shape[0], token_width = shape[1] * shape[2], HD = shape[2];
   parallel_for(num_tokens, kGrainElements / std::max<int64_t>(num_heads * half, 1), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; t++) {
       for (int64_t h = 0; h < num_heads; h++) {
-        rotate_head<kInterleaved>(x + t * token_width + h * HD, cos + t * half, sin + t * half, sign, half);
+        detail::rotate_head<kInterleaved>(x + t * token_width + h * HD, cos + t * half, sin + t * half, sign, half);
       }
     }
   });

@@ -8,6 +8,14 @@
 #include "layers/core/device.h"
 #include "layers/core/tensor.h"
 
+/// The angles of T tokens; without tables nothing rotates.
+struct Rotation {
+  ConstTensor cos, sin;  ///< (T, r/2) F32 (F64 for F64)
+  bool interleaved = false;
+  explicit operator bool() const { return static_cast<bool>(cos); }
+  int64_t half() const { return cos ? cos.shape.last() : 0; }  ///< r/2
+};
+
 /// cos, sin (T, r/2) <- a * cos(position * inv_freq): the angle and its cosine in fp32, as transformers has them
 /// (in fp64 for F64 tables).
 void rope_table(Device& device, Tensor cos, Tensor sin, ConstTensor positions, ConstTensor inv_freq,

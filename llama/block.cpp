@@ -65,8 +65,12 @@ GateKind gate_kind(const ModelConfig& c) {
   return c.activation == Activation::SwiGlu ? GateKind::Silu : GateKind::GeluTanh;
 }
 
-bool interleaved(const RopeConfig& rope) {
-  return rope.pairing == RopePairing::Interleaved;
+/// Of a layer; nothing rotates in one without position embedding.
+Rotation rotation_of(const ModelConfig& c, int layer, const BlockInputs& in) {
+  const int index = c.layers[static_cast<size_t>(layer)].rope;
+  if (index < 0) return {};
+  const auto& rope = in.ropes[static_cast<size_t>(index)];
+  return {rope.cos, rope.sin, c.ropes[static_cast<size_t>(index)].pairing == RopePairing::Interleaved};
 }
 
 }  // namespace
@@ -156,7 +160,6 @@ void block_forward(Device& device, const ModelConfig& c, int layer, Tensor out, 
   const int64_t T = in.T;
   const BlockActivations a = at_size(saved, c, in);
   const BlockScratch s = at_size(scratch, c, in);
-  const LayerConfig& lc = c.layers[static_cast<size_t>(layer)];
 
   // Attention branch
   ConstTensor attn_in = h;
@@ -168,13 +171,12 @@ void block_forward(Device& device, const ModelConfig& c, int layer, Tensor out, 
   const Tensor qkv = in.ulysses ? s.dqkv : a.qkv;  // of my tokens; the gradient's buffer is free in the forward
   const Tensor projected = has_qk_norm ? a.qkv_raw : qkv;
   linear_forward(device, projected.reshaped({T, c.qkv_dim()}), attn_in, p.qkv, p.qkv_bias);
+  const Rotation rotation = rotation_of(c, layer, in);
   if (has_qk_norm) {
-    qk_norm_forward(device, qkv, a.qk_rstd, a.qkv_raw, p.q_norm, p.k_norm, qk_norm_shape(c), c.norm_eps, c.norm);
-  }
-  if (lc.rope >= 0) {
-    const auto& rope = in.ropes[static_cast<size_t>(lc.rope)];
-    rope_forward(device, qkv, rope.cos, rope.sin, c.num_heads + c.num_kv_heads,
-                 interleaved(c.ropes[static_cast<size_t>(lc.rope)]));
+    qk_norm_forward(device, qkv, a.qk_rstd, a.qkv_raw, p.q_norm, p.k_norm, qk_norm_shape(c), c.norm_eps, c.norm,
+                    rotation);
+  } else if (rotation) {
+    rope_forward(device, qkv, rotation.cos, rotation.sin, c.num_heads + c.num_kv_heads, rotation.interleaved);
   }
   if (in.ulysses) in.ulysses->scatter_heads(device, a.qkv, qkv);
   attention_forward(device, a.attn, a.lse, a.qkv, in.documents, attention_shape(c, layer, in.parts()),
@@ -211,7 +213,6 @@ void block_backward(Device& device, const ModelConfig& c, int layer, Tensor dh, 
   const int64_t T = in.T;
   const BlockActivations a = at_size(saved, c, in);
   const BlockScratch s = at_size(scratch, c, in);
-  const LayerConfig& lc = c.layers[static_cast<size_t>(layer)];
 
   // out = mid + mlp_out_norm(mlp_out): dh reaches both mid and the branch
   ConstTensor d_mlp_out = dh;
@@ -243,17 +244,17 @@ void block_backward(Device& device, const ModelConfig& c, int layer, Tensor dh, 
   attention_backward(device, s.dqkv_all, s.d_attn_all, a.qkv, a.attn, a.lse, in.documents,
                      attention_shape(c, layer, in.parts()), s.attention_workspace);
   if (in.ulysses) in.ulysses->scatter_heads_backward(device, s.dqkv, s.dqkv_all);
-  if (lc.rope >= 0) {
-    const auto& rope = in.ropes[static_cast<size_t>(lc.rope)];
-    rope_backward(device, s.dqkv, rope.cos, rope.sin, c.num_heads + c.num_kv_heads,
-                  interleaved(c.ropes[static_cast<size_t>(lc.rope)]));
-  }
+  const Rotation rotation = rotation_of(c, layer, in);
+  Tensor dqkv = s.dqkv;
   if (c.qk_norm != QkNorm::None) {
-    qk_norm_backward(device, s.dqkv, g.q_norm, g.k_norm, s.dqkv, a.qkv_raw, a.qk_rstd, p.q_norm, p.k_norm,
-                     qk_norm_shape(c), c.norm);
+    dqkv = a.qkv_raw;  // which now holds its gradient
+    qk_norm_backward(device, dqkv, g.q_norm, g.k_norm, s.dqkv, a.qkv_raw, a.qk_rstd, p.q_norm, p.k_norm,
+                     qk_norm_shape(c), c.norm, rotation);
+  } else if (rotation) {
+    rope_backward(device, dqkv, rotation.cos, rotation.sin, c.num_heads + c.num_kv_heads, rotation.interleaved);
   }
   const ConstTensor attn_in = p.attn_in_norm ? ConstTensor(a.attn_in) : h;
-  linear_backward(device, s.branch, g.qkv, g.qkv_bias, s.dqkv.reshaped({T, c.qkv_dim()}), attn_in, p.qkv);
+  linear_backward(device, s.branch, g.qkv, g.qkv_bias, dqkv.reshaped({T, c.qkv_dim()}), attn_in, p.qkv);
   if (p.attn_in_norm) {
     rmsnorm_backward(device, dh, g.attn_in_norm, s.branch, h, a.attn_in_rstd, p.attn_in_norm, c.norm, dh);
   } else {

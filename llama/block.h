@@ -78,7 +78,8 @@ void block_forward(Device& device, const ModelConfig& config, int layer, Tensor 
                    const BlockParams& params, const BlockInputs& inputs, BlockActivations& saved,
                    BlockScratch& scratch);
 
-/// dh (T, C): in, the gradient of out; out, the gradient of h. Parameter gradients +=. saved.gate_up is overwritten.
+/// dh (T, C): in, the gradient of out; out, the gradient of h. Parameter gradients +=. saved.gate_up and
+/// saved.qkv_raw are overwritten.
 void block_backward(Device& device, const ModelConfig& config, int layer, Tensor dh, ConstTensor h,
                     const BlockParams& params, const BlockParams& grads, const BlockInputs& inputs,
                     BlockActivations& saved, BlockScratch& scratch);

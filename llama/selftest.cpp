@@ -153,13 +153,14 @@ Outputs run_rope_and_qk_norm(Bed& bed) {
 
   const Tensor qkv = bed.random({T, H, HD}, "qkv"), qw = bed.random({HD}, "qw"), kw = bed.random({HD}, "kw"),
                y = bed.zeros({T, H, HD}, "y"), rstd = bed.zeros(DType::F32, {T, shape.num_norms()}, "rstd"),
-               dqkv = bed.random({T, H, HD}, "dqkv"), dqw = bed.zeros(DType::F32, {HD}, "dq_weight"),
-               dkw = bed.zeros(DType::F32, {HD}, "dk_weight");
-  qk_norm_forward(bed.device, y, rstd, qkv, qw, kw, shape, 1e-6, NormKind::LateCast);
-  rope_forward(bed.device, y, cos, sin, NH + NKV, false);
-  rope_backward(bed.device, dqkv, cos, sin, NH + NKV, false);
-  qk_norm_backward(bed.device, dqkv, dqw, dkw, dqkv, qkv, rstd, qw, kw, shape, NormKind::LateCast);
-  return {bed.output(y), bed.output(dqkv), bed.output(dqw), bed.output(dkw)};
+               dqkv = bed.zeros({T, H, HD}, "dqkv"), dy = bed.random({T, H, HD}, "dy"), x = bed.random({T, H, HD}, "x"),
+               dqw = bed.zeros(DType::F32, {HD}, "dq_weight"), dkw = bed.zeros(DType::F32, {HD}, "dk_weight");
+  const Rotation rotation = {cos, sin, false};
+  qk_norm_forward(bed.device, y, rstd, qkv, qw, kw, shape, 1e-6, NormKind::LateCast, rotation);
+  qk_norm_backward(bed.device, dqkv, dqw, dkw, dy, qkv, rstd, qw, kw, shape, NormKind::LateCast, rotation);
+  rope_forward(bed.device, x, cos, sin, NH + NKV, false);
+  rope_backward(bed.device, dy, cos, sin, NH + NKV, false);
+  return {bed.output(y), bed.output(dqkv), bed.output(dqw), bed.output(dkw), bed.output(x), bed.output(dy)};
 }
 
 Outputs run_attention(Bed& bed, int64_t HD, int64_t window, double softcap) {

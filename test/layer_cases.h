@@ -85,18 +85,31 @@ struct QkNormCase {
   int64_t T;
   QkNormShape shape;
   NormKind kind;
+  int64_t half = 0;  ///< of the dimensions that rotate
+  bool interleaved = false;
 };
 
 // One token; heads that share kv heads; tails of every vector width; more tokens than partial sums on either device; on
 // CUDA, whole packs, more norms than teams, heads longer than a warp takes at once, norms that a block shares: with a
-// tail, odd, and too long for shared memory.
+// tail, odd, and too long for shared memory. Of the rotation: none, all of a head, a part, a part that is not whole
+// packs (of bf16 alone in one case), heads of an odd size.
 inline constexpr QkNormCase kQkNormCases[] = {
-    {1, {1, 1, 2, true}, NormKind::Plain},        {5, {4, 2, 7, true}, NormKind::OnePlus},
-    {5, {4, 2, 7, false}, NormKind::LateCast},    {33, {6, 3, 20, true}, NormKind::Plain},
-    {40, {3, 1, 33, false}, NormKind::Plain},     {1100, {2, 1, 4, false}, NormKind::OnePlus},
-    {3, {8, 3, 264, true}, NormKind::LateCast},   {7, {16, 4, 72, false}, NormKind::LateCast},
-    {3, {5, 1, 211, false}, NormKind::OnePlus},   {2, {1, 1, 1032, true}, NormKind::Plain},
-    {2, {24, 16, 640, false}, NormKind::OnePlus},
+    {1, {1, 1, 2, true}, NormKind::Plain},
+    {1, {1, 1, 2, true}, NormKind::Plain, 1},
+    {5, {4, 2, 7, true}, NormKind::OnePlus, 3, true},
+    {5, {4, 2, 7, false}, NormKind::LateCast, 3},
+    {33, {6, 3, 20, true}, NormKind::Plain, 10},
+    {40, {3, 1, 33, false}, NormKind::Plain},
+    {1100, {2, 1, 4, false}, NormKind::OnePlus, 1},
+    {3, {8, 3, 264, true}, NormKind::LateCast, 132, true},
+    {9, {5, 2, 64, true}, NormKind::Plain, 32},
+    {9, {5, 2, 64, true}, NormKind::OnePlus, 16, true},
+    {4, {3, 1, 40, true}, NormKind::LateCast, 12},
+    {4, {3, 1, 40, true}, NormKind::Plain, 12, true},
+    {7, {16, 4, 72, false}, NormKind::LateCast, 32},
+    {3, {5, 1, 211, false}, NormKind::OnePlus, 100, true},
+    {2, {1, 1, 1032, true}, NormKind::Plain, 516},
+    {2, {24, 16, 640, false}, NormKind::OnePlus, 320, true},
 };
 
 struct UlyssesCase {
@@ -117,11 +130,12 @@ struct AttentionCase {
   int64_t window = 0;
   double softcap = 0;
   double q_stddev = 1;
+  bool has_sinks = false;
 };
 
 // Documents of one token, of two, odd, of several tiles (16, 32 and 64 tokens), many in a tile; MHA, GQA, MQA; windows
 // of one token, shorter and longer than a tile; softcap; widths with a tail in a 128-bit pack, an odd one, and one for
-// each width that the CUDA kernels pad to. At most 200 tokens, never a multiple of a tile.
+// each width that the CUDA kernels pad to; sinks. At most 200 tokens, never a multiple of a tile.
 inline const AttentionCase kAttentionCases[] = {
     {{1}, 1, 1, 8},
     {{1, 2, 1, 3}, 3, 1, 10},
@@ -136,4 +150,6 @@ inline const AttentionCase kAttentionCases[] = {
     {{66, 33}, 2, 1, 128, 0, 5.0},
     {{70, 3}, 1, 1, 128, 40},
     {{41, 27}, 1, 1, 256, 30},
+    {{70, 1, 5}, 4, 2, 32, 40, 0, 1, true},
+    {{3, 69}, 3, 1, 17, 0, 3.0, 4, true},
 };

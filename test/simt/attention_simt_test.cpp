@@ -14,7 +14,7 @@ constexpr double kFp32 = 0x1p-24, kBf16 = 0x1p-8;  // unit roundoffs
 constexpr uint64_t kOtherSchedules[] = {kSimtDescending, 11};
 
 struct Outputs {
-  HostTensor o, lse, dqkv;
+  HostTensor o, lse, dqkv, d_sinks;
 };
 
 struct Inputs {
@@ -23,19 +23,21 @@ struct Inputs {
   std::vector<int64_t> cu{0};
   int64_t T, row;  ///< row: elements of a token in qkv
   AttentionShape shape;
-  HostTensor qkv, d_o, bounds;
+  HostTensor qkv, d_o, bounds, sinks, d_sinks;  ///< d_sinks: what the gradient adds to
 
   Inputs(const AttentionCase& c_, DType dtype_)
       : c(c_),
         dtype(dtype_),
         T(std::accumulate(c.documents.begin(), c.documents.end(), int64_t{0})),
         row((c.NH + 2 * c.NKV) * c.HD),
-        shape{c.NH, c.NKV, c.HD, 1 / std::sqrt(static_cast<double>(c.HD)), c.softcap, c.window},
+        shape{c.NH, c.NKV, c.HD, 1 / std::sqrt(static_cast<double>(c.HD)), c.softcap, c.window, c.has_sinks},
         qkv(dtype, {T, c.NH + 2 * c.NKV, c.HD}, "qkv"),
         d_o(dtype, {T, c.NH, c.HD}, "do"),
-        bounds(DType::I32, {T, 2}, "bounds") {
+        bounds(DType::I32, {T, 2}, "bounds"),
+        sinks(dtype, {c.NH}, "sinks"),
+        d_sinks(DType::F32, {c.NH}, "d_sinks") {
     for (const int64_t length : c.documents) cu.push_back(cu.back() + length);
-    qkv.fill_normal(1), d_o.fill_normal(2);
+    qkv.fill_normal(1), d_o.fill_normal(2), sinks.fill_normal(3, 2.0, 1.0), d_sinks.fill_normal(4);
     for (int64_t t = 0; t < T; t++) {
       for (int64_t i = 0; i < c.NH * c.HD; i++) qkv.set(t * row + i, qkv.get(t * row + i) * c.q_stddev);
     }
@@ -47,41 +49,49 @@ struct Inputs {
   Outputs on_cpu(const Outputs& forward) const {
     Device cpu = Device::cpu();
     const HostTensor qkv32 = qkv.to(DType::F32), d_o32 = d_o.to(DType::F32), o32 = forward.o.to(DType::F32);
+    HostTensor sinks32 = sinks.to(DType::F32);
     Outputs out = {HostTensor(DType::F32, d_o.shape()), HostTensor(DType::F32, {c.NH, T}),
-                   HostTensor(DType::F32, qkv.shape())};
+                   HostTensor(DType::F32, qkv.shape()), d_sinks};
+    const ConstTensor sinks_ = c.has_sinks ? ConstTensor(sinks32) : ConstTensor();
+    const Tensor d_sinks_ = c.has_sinks ? Tensor(out.d_sinks) : Tensor();
     HostTensor workspace(DType::U8,
                          {static_cast<int64_t>(attention_workspace_bytes(shape, DType::F32, T, DeviceKind::Cpu))}, "w");
-    attention_forward(cpu, out.o, out.lse, qkv32, {cu, {}}, shape, workspace);
-    attention_backward(cpu, out.dqkv, d_o32, qkv32, o32, forward.lse, {cu, {}}, shape, workspace);
+    attention_forward(cpu, out.o, out.lse, qkv32, {cu, {}}, shape, workspace, sinks_);
+    attention_backward(cpu, out.dqkv, d_o32, qkv32, o32, forward.lse, {cu, {}}, shape, workspace, sinks_, d_sinks_);
     return out;
   }
 
   /// `offset`: elements between a tensor and an aligned address. `asks_cudnn`: lse is (T, NH) where it has a plan.
   Outputs on_cuda(Device& cuda, int64_t offset = 0, bool asks_cudnn = false) const {
     DeviceTensor qkv_(cuda, qkv, offset), d_o_(cuda, d_o, offset), bounds_(cuda, bounds);
+    DeviceTensor sinks_(cuda, sinks), d_sinks_(cuda, d_sinks);
     DeviceTensor cu_(cuda, DType::I64, {static_cast<int64_t>(cu.size())});
     cuda.copy_from_host(cu_.view().data, cu.data(), cu.size() * sizeof(int64_t));
     DeviceTensor o_(cuda, dtype, d_o.shape(), offset), lse_(cuda, DType::F32, {c.NH, T});
     DeviceTensor dqkv_(cuda, dtype, qkv.shape(), offset);
     DeviceTensor workspace(cuda, DType::U8,
-                           {static_cast<int64_t>(attention_workspace_bytes(shape, dtype, T, DeviceKind::Cuda))});
+                           {static_cast<int64_t>(attention_workspace_bytes(shape, dtype, T, DeviceKind::Cuda))},
+                           asks_cudnn ? offset : 0);
     Documents documents = {cu, bounds_};
     if (asks_cudnn) documents.cu_seqlens_device = cu_;
-    attention_forward(cuda, o_, lse_, qkv_, documents, shape, workspace);
-    attention_backward(cuda, dqkv_, d_o_, qkv_, o_, lse_, documents, shape, workspace);
-    return {o_.to_host(), lse_.to_host(), dqkv_.to_host()};
+    const ConstTensor in_sinks = c.has_sinks ? ConstTensor(sinks_) : ConstTensor();
+    const Tensor out_sinks = c.has_sinks ? Tensor(d_sinks_) : Tensor();
+    attention_forward(cuda, o_, lse_, qkv_, documents, shape, workspace, in_sinks);
+    attention_backward(cuda, dqkv_, d_o_, qkv_, o_, lse_, documents, shape, workspace, in_sinks, out_sinks);
+    return {o_.to_host(), lse_.to_host(), dqkv_.to_host(), d_sinks_.to_host()};
   }
 };
 
 std::string describe(const Inputs& in, int64_t offset = 0) {
   std::string lengths;
   for (const int64_t d : in.c.documents) lengths += fmt::format(" {}", d);
-  return fmt::format("{}, documents{}, {} heads on {}, width {}, window {}, softcap {}, offset {}", name_of(in.dtype),
-                     lengths, in.c.NH, in.c.NKV, in.c.HD, in.c.window, in.c.softcap, offset);
+  return fmt::format("{}, documents{}, {} heads on {}, width {}, window {}, softcap {}, {} sinks, offset {}",
+                     name_of(in.dtype), lengths, in.c.NH, in.c.NKV, in.c.HD, in.c.window, in.c.softcap,
+                     in.c.has_sinks ? "with" : "no", offset);
 }
 
 bool bit_equal(const Outputs& a, const Outputs& b) {
-  return a.o.bit_equal(b.o) && a.lse.bit_equal(b.lse) && a.dqkv.bit_equal(b.dqkv);
+  return a.o.bit_equal(b.o) && a.lse.bit_equal(b.lse) && a.dqkv.bit_equal(b.dqkv) && a.d_sinks.bit_equal(b.d_sinks);
 }
 
 /// How far each element of the outputs may lie from the CPU layer's, by the plain formulas in fp64.
@@ -89,15 +99,16 @@ bool bit_equal(const Outputs& a, const Outputs& b) {
 /// An fp32 sum of n terms in another order, and each of the few operations after it, errs by about sqrt(n) roundings of
 /// the sum of absolute values; 8 times that is never reached. From there errors are carried on:
 ///   a score errs by e_s, a weight w = exp(s - lse) by 2 e_s w;  do . v and D by their own sums
-///   ds = scale w (do . v - D) slope errs by all four of its factors
+///   ds = scale w (do . v - D) slope errs by all four of its factors;  d_sink = -sum w D by both and its own sum
 /// bf16: w and ds are rounded once as operands (kBf16 of themselves), and every output once.
 struct Bounds {
-  HostTensor o, lse, dqkv;
+  HostTensor o, lse, dqkv, d_sinks;
 
   explicit Bounds(const Inputs& in)
       : o(DType::F64, in.d_o.shape(), "o"),
         lse(DType::F64, {in.c.NH, in.T}, "lse"),
         dqkv(DType::F64, in.qkv.shape(), "dqkv"),
+        d_sinks(DType::F64, {in.c.NH}, "d_sinks"),
         in_(in),
         sum_(8 * kFp32 * std::sqrt(static_cast<double>(in.c.HD))),
         operand_(in.dtype == DType::BF16 ? kBf16 : 0) {
@@ -129,7 +140,8 @@ struct Bounds {
     const double* q = &x_[static_cast<size_t>(i * in_.row + h * HD)];
     const double* d_o = &d_o_[static_cast<size_t>(o_at)];
     std::vector<double> w, slope;
-    double max = -1e300, total = 0, e_s = 0;
+    const double sink = in_.sinks.get(h);
+    double max = c.has_sinks ? sink : -1e300, e_s = 0;
     for (int64_t j = first; j <= i; j++) {
       const Dot qk = dot(q, &x_[static_cast<size_t>(j * in_.row + k_at)]);
       double s = qk.value * in_.shape.scale, t = 0;
@@ -137,6 +149,8 @@ struct Bounds {
       if (c.softcap > 0) t = std::tanh(s / c.softcap), s = c.softcap * t;
       w.push_back(s), slope.push_back(1 - t * t), max = std::max(max, s);
     }
+    const double sink_weight = c.has_sinks ? std::exp(sink - max) : 0;
+    double total = sink_weight;
     for (double& x : w) total += x = std::exp(x - max);
     lse.set(h * in_.T + i, 2 * e_s + order + 8 * kFp32 * std::abs(max + std::log(total)));
     std::vector<double> out(static_cast<size_t>(HD));
@@ -149,6 +163,8 @@ struct Bounds {
       }
     }
     const Dot D = dot(d_o, out.data());
+    const double over_tokens = 8 * kFp32 * std::sqrt(static_cast<double>(in_.T));
+    add(d_sinks, h, sink_weight / total * (2 * e_s + order + over_tokens + sum_ + operand_) * D.size);
     for (int64_t j = first; j <= i; j++) {
       const size_t at = static_cast<size_t>(j - first);
       const double* k = &x_[static_cast<size_t>(j * in_.row + k_at)];
@@ -201,13 +217,15 @@ TEST_F(AttentionCuda, kernels_equal_the_cpu_layer) {
         expect_within(on_cuda.o, on_cpu.o, bounds.o, "o");
         expect_within(on_cuda.lse, on_cpu.lse, bounds.lse, "lse");
         expect_within(on_cuda.dqkv, on_cpu.dqkv, bounds.dqkv, "dqkv");
+        expect_within(on_cuda.d_sinks, on_cpu.d_sinks, bounds.d_sinks, "d_sinks");
       }
     }
   }
 }
 
 TEST_F(AttentionCuda, bits_do_not_depend_on_the_schedule) {
-  for (const AttentionCase& c : {AttentionCase{{70, 3, 10}, 2, 1, 32, 30, 4.0}, AttentionCase{{35}, 1, 1, 256}}) {
+  for (const AttentionCase& c :
+       {AttentionCase{{70, 3, 10}, 2, 1, 32, 30, 4.0, 1, true}, AttentionCase{{35}, 1, 1, 256}}) {
     for (const DType dtype : {DType::F32, DType::BF16}) {
       const Inputs in(c, dtype);
       const Outputs first = in.on_cuda(cuda);
@@ -318,6 +336,7 @@ class AttentionCudnn : public AttentionCuda {
     expect_within(found.o, on_cpu.o, bounds.o, "o");
     expect_within(found.lse, on_cpu.lse, bounds.lse, "lse");
     expect_within(found.dqkv, on_cpu.dqkv, bounds.dqkv, "dqkv");
+    for (const std::string& line : lines_) EXPECT_EQ(line.find("our own kernels"), std::string::npos) << line;
   }
 
   std::vector<std::string> lines_;  ///< of the log
@@ -335,13 +354,48 @@ TEST_F(AttentionCudnn, documents_windows_and_shared_heads_equal_the_cpu_layer) {
 }
 
 TEST_F(AttentionCudnn, batches_of_about_a_size_share_their_plans) {
-  for (const auto& documents : {std::vector<int64_t>{100, 20, 3}, {90, 30, 7}, {120, 1, 1, 1}}) {
+  for (const auto& documents : {std::vector<int64_t>{130, 20, 3}, {160, 13, 7}, {140, 1, 1, 1}}) {
     expect_cpu(Inputs({documents, 2, 1, 80}, DType::BF16));
   }
   ASSERT_EQ(lines_.size(), 1u);
   EXPECT_NE(lines_[0].find("cuDNN 91900, planned"), std::string::npos) << lines_[0];
-  expect_cpu(Inputs({{100, 20, 3, 1, 1}, 2, 1, 80}, DType::BF16));
+  expect_cpu(Inputs({{130, 20, 3, 1, 1}, 2, 1, 80}, DType::BF16));
   EXPECT_EQ(lines_.size(), 2u);
+}
+
+// What differs in one thing only, mostly with as much scratch.
+TEST_F(AttentionCudnn, another_shape_or_batch_has_plans_of_its_own) {
+  for (const AttentionCase& c : {AttentionCase{{100, 33, 9}, 4, 2, 96}, AttentionCase{{100, 33, 9}, 4, 1, 96},
+                                 AttentionCase{{130, 3, 9}, 4, 1, 96}, AttentionCase{{100, 33, 9}, 4, 2, 96, 20},
+                                 AttentionCase{{100, 33, 9}, 4, 2, 96, 30}, AttentionCase{{100, 33, 9}, 6, 2, 64, 30},
+                                 AttentionCase{{100, 33, 3, 3, 3}, 4, 2, 96}}) {
+    expect_cpu(Inputs(c, DType::BF16));
+  }
+  Inputs scaled({{100, 33, 9}, 4, 2, 96}, DType::BF16);
+  scaled.shape.scale *= 2;
+  expect_cpu(scaled);
+  EXPECT_EQ(lines_.size(), 8u);
+}
+
+TEST_F(AttentionCudnn, what_it_refuses_goes_to_our_own_kernels) {
+  const Inputs in({{70, 9}, 2, 1, 112}, DType::BF16);
+  simt_options().cudnn_has_backward = false;
+  for (int i = 0; i < 2; i++) EXPECT_TRUE(bit_equal(in.on_cuda(cuda, 0, true), in.on_cuda(cuda)));
+  simt_options().cudnn_has_backward = true;
+  EXPECT_TRUE(bit_equal(in.on_cuda(cuda, 0, true), in.on_cuda(cuda)));  // it is asked once
+  ASSERT_EQ(lines_.size(), 1u);
+  EXPECT_NE(lines_[0].find("our own kernels, as cuDNN 91900 has no backward (the double"), std::string::npos);
+}
+
+// 9.x: a fixed order takes memory S^2. 10.x: it costs nothing.
+TEST_F(AttentionCudnn, sums_have_a_fixed_order_where_that_is_to_be_had) {
+  const AttentionShape shape{2, 1, 64, 0.125};
+  const AttentionCudnnBatch batch{1, 1024, 1024};
+  for (const int sm : {90, 100, 103}) {
+    for (const bool is_backward : {false, true}) {
+      EXPECT_EQ(attention_cudnn_support(shape, batch, is_backward, sm, "{}"), "") << sm;
+    }
+  }
 }
 
 TEST_F(AttentionCudnn, the_order_of_its_stream_is_kept) {
@@ -362,6 +416,7 @@ TEST_F(AttentionCudnn, what_it_does_not_plan_goes_to_our_own_kernels) {
   EXPECT_FALSE(plans([](AttentionShape&) {}, DType::F32));
   EXPECT_FALSE(plans([](AttentionShape&) {}, DType::BF16, 80));
   EXPECT_FALSE(plans([](AttentionShape& s) { s.softcap = 5; }));
+  EXPECT_FALSE(plans([](AttentionShape& s) { s.has_sinks = true; }));
   EXPECT_FALSE(plans([](AttentionShape& s) { s.head_dim = 40; }));
   EXPECT_FALSE(plans([](AttentionShape& s) { s.own_kernels = true; }));
   // More documents than slots.
@@ -372,10 +427,10 @@ TEST_F(AttentionCudnn, what_it_does_not_plan_goes_to_our_own_kernels) {
 }
 
 TEST_F(AttentionCuda, these_kernels_ran) {
-  Inputs({{5}, 1, 1, 8}, DType::BF16).on_cuda(cuda);
+  Inputs({{5}, 1, 1, 8, 0, 0, 1, true}, DType::BF16).on_cuda(cuda);
   const std::set<std::string> kernels = simt_launched_kernels();
   for (const char* name : {"attention_forward_kernel", "attention_row_dot_kernel", "attention_backward_queries_kernel",
-                           "attention_backward_keys_kernel"}) {
+                           "attention_backward_keys_kernel", "attention_sink_gradient_kernel"}) {
     EXPECT_TRUE(kernels.contains(name)) << name;
   }
 }

@@ -18,6 +18,7 @@ struct Outputs {
 struct Inputs {
   QkNormCase c;
   HostTensor qkv, dy, q_weight, k_weight, dq_weight, dk_weight;  ///< d*_weight: what the gradients add to
+  HostTensor cos, sin;
 
   Inputs(const QkNormCase& which, DType dtype)
       : c(which),
@@ -26,12 +27,22 @@ struct Inputs {
         q_weight(dtype, {c.shape.q_width()}, "q_weight"),
         k_weight(dtype, {c.shape.k_width()}, "k_weight"),
         dq_weight(DType::F32, q_weight.shape(), "dq_weight"),
-        dk_weight(DType::F32, k_weight.shape(), "dk_weight") {
+        dk_weight(DType::F32, k_weight.shape(), "dk_weight"),
+        cos(DType::F32, {c.T, c.half}, "cos"),
+        sin(DType::F32, {c.T, c.half}, "sin") {
     qkv.fill_normal(1, 2.0, 0.5), q_weight.fill_normal(2, 0.5, 1.0), k_weight.fill_normal(3, 0.5, 1.0);
     dy.fill_normal(4), dq_weight.fill_normal(5), dk_weight.fill_normal(6);
+    const HostTensor angles = HostTensor(DType::F32, cos.shape()).fill_normal(7, 3.0);
+    for (int64_t i = 0; i < angles.numel(); i++)
+      cos.set(i, std::cos(angles.get(i))), sin.set(i, std::sin(angles.get(i)));
   }
 
   Shape rstd_shape() const { return {c.T, c.shape.num_norms()}; }
+
+  Rotation rotation(const Tensor& cos_, const Tensor& sin_) const {
+    if (c.half == 0) return {};
+    return {cos_, sin_, c.interleaved};
+  }
 
   /// In fp32, from the same numbers.
   Outputs on_cpu() const {
@@ -40,28 +51,34 @@ struct Inputs {
                      kw = k_weight.to(DType::F32);
     Outputs out = {HostTensor(DType::F32, qkv.shape()), HostTensor(DType::F32, rstd_shape()),
                    HostTensor(DType::F32, qkv.shape()), dq_weight, dk_weight};
-    qk_norm_forward(cpu, out.y, out.rstd, x, qw, kw, c.shape, kEps, c.kind);
-    qk_norm_backward(cpu, out.dqkv, out.dq_weight, out.dk_weight, d, x, out.rstd, qw, kw, c.shape, c.kind);
+    HostTensor cos_ = cos, sin_ = sin;
+    const Rotation angles = rotation(cos_, sin_);
+    qk_norm_forward(cpu, out.y, out.rstd, x, qw, kw, c.shape, kEps, c.kind, angles);
+    qk_norm_backward(cpu, out.dqkv, out.dq_weight, out.dk_weight, d, x, out.rstd, qw, kw, c.shape, c.kind, angles);
     return out;
   }
 
-  /// `in_place`: y is qkv's memory, dqkv is dy's. `offset`: elements between a tensor and an aligned address.
-  Outputs on_cuda(Device& cuda, int64_t offset = 0, bool in_place = false) const {
-    DeviceTensor x_(cuda, qkv, offset), x_again(cuda, qkv, offset), dy_(cuda, dy, offset), qw_(cuda, q_weight, offset),
-        kw_(cuda, k_weight, offset), dqw_(cuda, dq_weight, offset), dkw_(cuda, dk_weight, offset);
+  /// `in_place`: dqkv is qkv's memory. `offset`, `table_offset`: elements between a tensor, or cos and sin, and an
+  /// aligned address.
+  Outputs on_cuda(Device& cuda, int64_t offset = 0, int64_t table_offset = 0, bool in_place = false) const {
+    DeviceTensor x_(cuda, qkv, offset), dy_(cuda, dy, offset), qw_(cuda, q_weight, offset), kw_(cuda, k_weight, offset),
+        dqw_(cuda, dq_weight, offset), dkw_(cuda, dk_weight, offset), cos_(cuda, cos, table_offset),
+        sin_(cuda, sin, table_offset);
     DeviceTensor y_(cuda, qkv.dtype(), qkv.shape(), offset), dx_(cuda, qkv.dtype(), qkv.shape(), offset),
         rstd_(cuda, DType::F32, rstd_shape(), offset);
-    DeviceTensor &y = in_place ? x_ : y_, &dx = in_place ? dy_ : dx_;
-    qk_norm_forward(cuda, y, rstd_, x_, qw_, kw_, c.shape, kEps, c.kind);
-    qk_norm_backward(cuda, dx, dqw_, dkw_, dy_, x_again, rstd_, qw_, kw_, c.shape, c.kind);
-    return {y.to_host(), rstd_.to_host(), dx.to_host(), dqw_.to_host(), dkw_.to_host()};
+    DeviceTensor& dx = in_place ? x_ : dx_;
+    const Rotation angles = rotation(cos_, sin_);
+    qk_norm_forward(cuda, y_, rstd_, x_, qw_, kw_, c.shape, kEps, c.kind, angles);
+    qk_norm_backward(cuda, dx, dqw_, dkw_, dy_, x_, rstd_, qw_, kw_, c.shape, c.kind, angles);
+    return {y_.to_host(), rstd_.to_host(), dx.to_host(), dqw_.to_host(), dkw_.to_host()};
   }
 };
 
 std::string describe(const QkNormCase& c, DType dtype, int64_t offset = 0) {
   const QkNormShape& s = c.shape;
-  return fmt::format("{} T {} heads {} + 2 {} of {} {} kind {} offset {}", name_of(dtype), c.T, s.num_heads,
-                     s.num_kv_heads, s.head_dim, s.per_head ? "each" : "full", static_cast<int>(c.kind), offset);
+  return fmt::format("{} T {} heads {} + 2 {} of {} {} kind {} half {} {} offset {}", name_of(dtype), c.T, s.num_heads,
+                     s.num_kv_heads, s.head_dim, s.per_head ? "each" : "full", static_cast<int>(c.kind), c.half,
+                     c.interleaved ? "interleaved" : "half-split", offset);
 }
 
 bool bit_equal(const Outputs& a, const Outputs& b) {
@@ -78,12 +95,16 @@ void expect_equal(const Outputs& cuda, const Outputs& cpu, const Inputs& in) {
   const double dw = kRoundF32 * 8 * std::sqrt(static_cast<double>(terms + s.q_width()));
   EXPECT_LE(distance(cuda.dq_weight, cpu.dq_weight), dw * (norm(cpu.dq_weight) + norm(in.dq_weight)));
   EXPECT_LE(distance(cuda.dk_weight, cpu.dk_weight), dw * (norm(cpu.dk_weight) + norm(in.dk_weight)));
-  // Plain rounds xhat to bf16 before the weight: half an ulp, 2^-8 of a number at most.
-  const bool is_twice_rounded = in.qkv.dtype() == DType::BF16 && in.c.kind == NormKind::Plain;
-  expect_elements_near(cuda.y, cpu.y, u + (is_twice_rounded ? 0x1p-8 : 0), 0, "y");
+  // Plain rounds xhat to bf16 before the weight: half an ulp, 2^-8 of a number at most. What is rotated was rounded,
+  // and the two numbers of a pair share their errors.
+  const bool is_bf16 = in.qkv.dtype() == DType::BF16;
+  const double roundings = (is_bf16 && in.c.kind == NormKind::Plain) + (is_bf16 && in.c.half > 0);
+  const double y_error = u + 0x1p-8 * roundings;
+  expect_elements_near(cuda.y, cpu.y, y_error, in.c.half > 0 ? y_error * largest_of(cpu.y) : 0, "y");
+  EXPECT_LE(relative_l2(cuda.y, cpu.y), u + (is_bf16 ? 0x1p-9 * (1 + roundings) : 0));
   // dx = s g - x k is a difference: its rounding is that of s g, which these bound from above.
   const double weight = 1 + std::max(largest_of(in.q_weight), largest_of(in.k_weight));
-  expect_elements_near(cuda.dqkv, cpu.dqkv, 0, u * largest_of(in.dy) * weight * largest_of(cpu.rstd), "dqkv");
+  expect_elements_near(cuda.dqkv, cpu.dqkv, 0, 2 * u * largest_of(in.dy) * weight * largest_of(cpu.rstd), "dqkv");
   for (int64_t i = 0; i < in.qkv.numel(); i++) {
     if (i % s.token_width() < s.v_begin()) continue;
     ASSERT_EQ(cuda.y.get(i), in.qkv.get(i)) << "v at " << i;
@@ -105,7 +126,8 @@ TEST_F(QkNormCuda, kernels_equal_the_cpu_layer) {
         if (offset > 0 && c.T > 1000) continue;
         SCOPED_TRACE(describe(c, dtype, offset));
         const Inputs in(c, dtype);
-        expect_equal(in.on_cuda(cuda, offset), in.on_cpu(), in);
+        expect_equal(in.on_cuda(cuda, offset, 0), in.on_cpu(), in);
+        if (offset > 0 && c.half > 0) expect_equal(in.on_cuda(cuda, 0, offset), in.on_cpu(), in);
       }
     }
   }
@@ -137,14 +159,14 @@ TEST_F(QkNormCuda, bits_do_not_depend_on_the_schedule) {
   }
 }
 
-TEST_F(QkNormCuda, outputs_may_be_the_memory_of_inputs) {
+TEST_F(QkNormCuda, dqkv_may_be_the_memory_of_qkv) {
   for (const QkNormCase& c : kQkNormCases) {
     if (c.T * c.shape.token_width() > kFewElements) continue;
     const Inputs in(c, DType::F32);
     const Outputs separate = in.on_cuda(cuda);
     for (const uint64_t schedule : {kSimtAscending, kSimtDescending}) {
       simt_options().schedule = schedule;
-      EXPECT_TRUE(bit_equal(in.on_cuda(cuda, 0, true), separate)) << describe(c, DType::F32);
+      EXPECT_TRUE(bit_equal(in.on_cuda(cuda, 0, 0, true), separate)) << describe(c, DType::F32);
     }
     simt_options() = {};
   }

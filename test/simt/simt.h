@@ -19,6 +19,7 @@ struct SimtOptions {
   double watchdog_s = 60;      ///< a launch that takes longer is ended
   int max_reports = 8;         ///< of one launch; the rest are counted
   bool blas_adds_bias = true;  ///< cuBLASLt has algorithms that add a bias
+  bool cudnn_has_backward = true;
 };
 SimtOptions& simt_options();
 

@@ -13,7 +13,7 @@ namespace {
 using Case = AttentionCase;
 
 // Documents of one token, of two, around every block size, odd; G = 1, 2, 3; odd head widths; windows of one token,
-// shorter than, equal to and longer than a document; softcap; scores of thousands.
+// shorter than, equal to and longer than a document; softcap; scores of thousands; sinks.
 const Case kLongCases[] = {
     {{1}, 1, 1, 1},
     {{1, 2, 1, 3}, 3, 1, 5},
@@ -31,6 +31,8 @@ const Case kLongCases[] = {
     {{140, 60}, 4, 2, 9, 50, 2.0},
     {{99, 2}, 3, 1, 16, 0, 5.0},
     {{120, 9}, 2, 1, 16, 0, 0, 300.0},
+    {{1, 150, 60}, 6, 2, 12, 0, 0, 1.0, true},
+    {{230, 7}, 3, 3, 20, 50, 4.0, 5.0, true},
 };
 
 /// These and the ones that the CUDA kernels are tested at.
@@ -43,8 +45,8 @@ std::vector<Case> all_cases() {
 std::string describe(const Case& c) {
   std::string lengths;
   for (const int64_t d : c.documents) lengths += fmt::format(" {}", d);
-  return fmt::format("documents{}, {} heads on {}, width {}, window {}, softcap {}", lengths, c.NH, c.NKV, c.HD,
-                     c.window, c.softcap);
+  return fmt::format("documents{}, {} heads on {}, width {}, window {}, softcap {}{}", lengths, c.NH, c.NKV, c.HD,
+                     c.window, c.softcap, c.has_sinks ? ", sinks" : "");
 }
 
 struct Problem {
@@ -52,17 +54,19 @@ struct Problem {
   int64_t T;
   std::vector<int64_t> cu{0};
   AttentionShape shape;
-  HostTensor qkv, d_o, o, lse, dqkv, workspace;
+  HostTensor qkv, d_o, o, lse, dqkv, sinks, d_sinks, workspace;
 
   Problem(const Case& c_, DType dtype)
       : c(c_),
         T(std::accumulate(c.documents.begin(), c.documents.end(), int64_t{0})),
-        shape{c.NH, c.NKV, c.HD, 1 / std::sqrt(static_cast<double>(c.HD)), c.softcap, c.window},
+        shape{c.NH, c.NKV, c.HD, 1 / std::sqrt(static_cast<double>(c.HD)), c.softcap, c.window, c.has_sinks},
         qkv(DType::F64, {T, c.NH + 2 * c.NKV, c.HD}, "qkv"),
         d_o(DType::F64, {T, c.NH, c.HD}, "do"),
         o(dtype, {T, c.NH, c.HD}, "o"),
         lse(dtype, {c.NH, T}, "lse"),
         dqkv(dtype, qkv.shape(), "dqkv"),
+        sinks(DType::F64, {c.NH}, "sinks"),
+        d_sinks(dtype, {c.NH}, "d_sinks"),
         workspace(DType::U8, {static_cast<int64_t>(attention_workspace_bytes(shape, dtype, T, DeviceKind::Cpu))},
                   "workspace") {
     for (const int64_t d : c.documents) cu.push_back(cu.back() + d);
@@ -75,16 +79,22 @@ struct Problem {
     }
     qkv = qkv.to(dtype);
     d_o = d_o.fill_normal(2).to(dtype);
+    sinks = sinks.fill_normal(3, 2.0, 1.0).to(dtype);
     o.fill(NAN), lse.fill(NAN), dqkv.fill(NAN);                               // whatever a call does not write shows
     std::memset(workspace.view().data, 0xff, workspace.view().size_bytes());  // NaN in any type
   }
   void forward() {
     Device device = Device::cpu();
-    attention_forward(device, o, lse, qkv, {cu, {}}, shape, workspace);
+    attention_forward(device, o, lse, qkv, {cu, {}}, shape, workspace,
+                      c.has_sinks ? ConstTensor(sinks) : ConstTensor());
   }
   void backward() {
     Device device = Device::cpu();
-    attention_backward(device, dqkv, d_o, qkv, o, lse, {cu, {}}, shape, workspace);
+    if (c.has_sinks) {
+      attention_backward(device, dqkv, d_o, qkv, o, lse, {cu, {}}, shape, workspace, sinks, d_sinks);
+    } else {
+      attention_backward(device, dqkv, d_o, qkv, o, lse, {cu, {}}, shape, workspace);
+    }
   }
   Problem& run() {
     forward(), backward();
@@ -94,12 +104,13 @@ struct Problem {
 
 /// The formulas of attention.h, in fp64, one query at a time.
 struct Reference {
-  HostTensor o, lse, dqkv;
+  HostTensor o, lse, dqkv, d_sinks;
 
   explicit Reference(const Problem& p)
       : o(DType::F64, p.o.shape(), "o"),
         lse(DType::F64, p.lse.shape(), "lse"),
-        dqkv(DType::F64, p.dqkv.shape(), "dqkv") {
+        dqkv(DType::F64, p.dqkv.shape(), "dqkv"),
+        d_sinks(DType::F64, p.sinks.shape(), "d_sinks") {
     const int64_t HD = p.c.HD, row = (p.c.NH + 2 * p.c.NKV) * HD;
     for (size_t d = 0; d + 1 < p.cu.size(); d++) {
       for (int64_t h = 0; h < p.c.NH; h++) {
@@ -115,7 +126,7 @@ struct Reference {
     const int64_t HD = p.c.HD, q_at = i * row + h * HD, o_at = (i * p.c.NH + h) * HD;
     std::vector<double> s(static_cast<size_t>(i - begin + 1)), slope(s.size(), 1.0);
     const auto visible = [&](int64_t j) { return p.c.window == 0 || i - j < p.c.window; };
-    double max = -1e300, sum = 0;
+    double max = p.c.has_sinks ? p.sinks.get(h) : -1e300;
     for (int64_t j = begin; j <= i; j++) {
       if (!visible(j)) continue;
       double x = 0;
@@ -127,6 +138,7 @@ struct Reference {
       }
       s[j - begin] = x, max = std::max(max, x);
     }
+    double sum = p.c.has_sinks ? std::exp(p.sinks.get(h) - max) : 0;
     for (int64_t j = begin; j <= i; j++) sum += visible(j) ? std::exp(s[j - begin] - max) : 0;
     lse.set(h * p.T + i, max + std::log(sum));
     double D = 0;
@@ -138,6 +150,8 @@ struct Reference {
       o.set(o_at + c, out);
       D += out * p.d_o.get(o_at + c);
     }
+    // The sink is a key with the value 0: ds = prob (0 - D).
+    if (p.c.has_sinks) d_sinks.set(h, d_sinks.get(h) - std::exp(p.sinks.get(h) - max) / sum * D);
     for (int64_t j = begin; j <= i; j++) {
       if (!visible(j)) continue;
       const double prob = std::exp(s[j - begin] - max) / sum;
@@ -163,6 +177,9 @@ TEST(Attention, fp64_equals_the_plain_formulas) {
     EXPECT_LE(relative_l2(p.o, r.o), 1e-11) << describe(c);
     EXPECT_LE(relative_l2(p.lse, r.lse), 1e-11) << describe(c);
     EXPECT_LE(relative_l2(p.dqkv, r.dqkv), 1e-11) << describe(c);
+    if (c.has_sinks) {
+      EXPECT_LE(relative_l2(p.d_sinks, r.d_sinks), 1e-11) << describe(c);
+    }
   }
 }
 
@@ -170,6 +187,7 @@ TEST(Attention, fp32_is_within_rounding_of_fp64) {
   for (const Case& c : all_cases()) {
     Problem low(c, DType::F32), exact(c, DType::F64);
     exact.qkv = low.qkv.to(DType::F64), exact.d_o = low.d_o.to(DType::F64);
+    exact.sinks = low.sinks.to(DType::F64);
     low.run(), exact.run();
     // A score is a sum of HD products of size q_stddev / sqrt(HD): its error, eps * q_stddev, is the relative error
     // of a softmax weight. Gradients are differences of such weights, hence a few times that.
@@ -179,11 +197,15 @@ TEST(Attention, fp32_is_within_rounding_of_fp64) {
     if (c.window != 1 && low.T > 1) {  // one visible key has weight 1: dq = dk = 0 up to rounding
       EXPECT_LE(relative_l2(low.dqkv.to(DType::F64), exact.dqkv), tolerance) << describe(c);
     }
+    if (c.has_sinks) {
+      EXPECT_LE(relative_l2(low.d_sinks.to(DType::F64), exact.d_sinks), tolerance) << describe(c);
+    }
   }
 }
 
 TEST(Attention, gradients_equal_central_differences) {
-  for (const Case& c : {Case{{7, 1, 12}, 4, 2, 5, 0, 3.0}, Case{{3, 110}, 3, 1, 4, 20}}) {
+  for (const Case& c :
+       {Case{{7, 1, 12}, 4, 2, 5, 0, 3.0}, Case{{3, 110}, 3, 1, 4, 20}, Case{{9, 40}, 4, 2, 6, 20, 0, 1, true}}) {
     Problem p(c, DType::F64);
     p.run();
     const auto loss = [&] {
@@ -191,6 +213,7 @@ TEST(Attention, gradients_equal_central_differences) {
       return dot(p.d_o, p.o);
     };
     expect_gradient(p.qkv, p.dqkv, loss, "dqkv", 1e-6, 300);
+    if (c.has_sinks) expect_gradient(p.sinks, p.d_sinks, loss, "d_sinks");
   }
 }
 
@@ -238,7 +261,7 @@ TEST(Attention, packed_documents_do_not_see_each_other) {
 
 TEST(Attention, bits_do_not_depend_on_the_number_of_threads) {
   const int threads = omp_get_max_threads();
-  for (const Case& c : {Case{{700}, 2, 1, 16}, Case{{20, 700, 300, 1, 400}, 6, 2, 8, 150}}) {
+  for (const Case& c : {Case{{700}, 2, 1, 16}, Case{{20, 700, 300, 1, 400}, 6, 2, 8, 150, 0, 1, true}}) {
     omp_set_num_threads(1);
     Problem one(c, DType::F32);
     one.run();
@@ -247,7 +270,8 @@ TEST(Attention, bits_do_not_depend_on_the_number_of_threads) {
       Problem many(c, DType::F32);
       many.run();
       EXPECT_TRUE(many.o.bit_equal(one.o) && many.lse.bit_equal(one.lse)) << n << " threads, " << describe(c);
-      EXPECT_TRUE(many.dqkv.bit_equal(one.dqkv)) << n << " threads, " << describe(c);
+      EXPECT_TRUE(many.dqkv.bit_equal(one.dqkv) && many.d_sinks.bit_equal(one.d_sinks))
+          << n << " threads, " << describe(c);
     }
   }
   omp_set_num_threads(threads);
@@ -269,6 +293,19 @@ TEST(Attention, huge_scores_stay_finite) {
   }
 }
 
+TEST(Attention, a_sink_far_below_the_scores_is_none_and_one_far_above_takes_all) {
+  const Case with{{40, 9}, 2, 1, 8, 0, 0, 1, true}, without{{40, 9}, 2, 1, 8};
+  Problem low(with, DType::F32), none(without, DType::F32), high(with, DType::F32);
+  low.sinks.fill(-1e4), high.sinks.fill(1e4);
+  for (Problem* p : {&low, &none, &high}) p->run();
+  EXPECT_LE(relative_l2(low.o, none.o), 1e-6);
+  EXPECT_LE(relative_l2(low.dqkv, none.dqkv), 1e-6);
+  EXPECT_EQ(low.d_sinks.get(0), 0);
+  for (const HostTensor* t : {&high.o, &high.dqkv, &high.d_sinks}) {
+    for (int64_t i = 0; i < t->numel(); i++) ASSERT_NEAR(t->get(i), 0, 1e-30);
+  }
+}
+
 TEST(Attention, contract_violations_are_named) {
   Problem p({{5, 3}, 2, 1, 4}, DType::F32);
   HostTensor tiny(DType::U8, {1}, "tiny");
@@ -287,6 +324,13 @@ TEST(Attention, contract_violations_are_named) {
   EXPECT_EQ(message({0, 5, 8}, tiny),
             fmt::format("attention_forward: the workspace ('tiny') has 1 bytes, {} are needed for {} threads",
                         attention_workspace_bytes(p.shape, DType::F32, 8, DeviceKind::Cpu), num_threads()));
+  p.shape.has_sinks = true;
+  EXPECT_EQ(message({0, 5, 8}, p.workspace), "attention_forward: sinks are missing");
+  p.shape.has_sinks = false;
+  EXPECT_EQ(error_of([&] {
+              attention_forward(device, p.o, p.lse, p.qkv, {p.cu, {}}, p.shape, p.workspace, p.sinks);
+            }),
+            "attention_forward: sinks are not of this shape");
   p.shape.num_kv_heads = 0;
   EXPECT_EQ(message({0, 5, 8}, p.workspace), "attention_forward: 2 query heads of width 4 cannot share 0 kv heads");
 }

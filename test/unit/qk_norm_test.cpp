@@ -11,7 +11,8 @@ struct Problem {
   QkNormShape shape;
   int64_t T;
   NormKind kind;
-  HostTensor qkv, q_weight, k_weight, dy, y, rstd, dqkv, dq_weight, dk_weight;
+  bool interleaved;
+  HostTensor qkv, q_weight, k_weight, dy, y, rstd, dqkv, dq_weight, dk_weight, cos, sin;
 
   Shape qkv_shape() const { return {T, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim}; }
 
@@ -19,6 +20,7 @@ struct Problem {
       : shape(c.shape),
         T(c.T),
         kind(c.kind),
+        interleaved(c.interleaved),
         qkv(DType::F64, qkv_shape(), "qkv"),
         q_weight(DType::F64, {shape.q_width()}, "q_weight"),
         k_weight(DType::F64, {shape.k_width()}, "k_weight"),
@@ -27,19 +29,29 @@ struct Problem {
         rstd(dtype, {T, shape.num_norms()}, "rstd"),
         dqkv(dtype, qkv_shape(), "dqkv"),
         dq_weight(dtype, {shape.q_width()}, "dq_weight"),
-        dk_weight(dtype, {shape.k_width()}, "dk_weight") {
+        dk_weight(dtype, {shape.k_width()}, "dk_weight"),
+        cos(dtype, {T, c.half}, "cos"),
+        sin(dtype, {T, c.half}, "sin") {
     qkv = qkv.fill_normal(1, 2.0, 0.5).to(dtype);
     q_weight = q_weight.fill_normal(2, 0.5, 1.0).to(dtype);
     k_weight = k_weight.fill_normal(3, 0.5, 1.0).to(dtype);
     dy = dy.fill_normal(4).to(dtype);
+    const HostTensor angles = HostTensor(DType::F64, cos.shape()).fill_normal(5, 3.0);
+    for (int64_t i = 0; i < angles.numel(); i++) {
+      cos.set(i, 1.1 * std::cos(angles.get(i))), sin.set(i, 1.1 * std::sin(angles.get(i)));
+    }
+  }
+  Rotation rotation() const {
+    if (cos.numel() == 0) return {};
+    return {cos, sin, interleaved};
   }
   void forward() {
     Device device = Device::cpu();
-    qk_norm_forward(device, y, rstd, qkv, q_weight, k_weight, shape, kEps, kind);
+    qk_norm_forward(device, y, rstd, qkv, q_weight, k_weight, shape, kEps, kind, rotation());
   }
   void backward() {
     Device device = Device::cpu();
-    qk_norm_backward(device, dqkv, dq_weight, dk_weight, dy, qkv, rstd, q_weight, k_weight, shape, kind);
+    qk_norm_backward(device, dqkv, dq_weight, dk_weight, dy, qkv, rstd, q_weight, k_weight, shape, kind, rotation());
   }
 };
 
@@ -68,10 +80,30 @@ HostTensor columns(const HostTensor& x, int64_t begin, int64_t width) {
   return out;
 }
 
+TEST(QkNorm, each_head_is_rotated_after_its_norm) {
+  Device device = Device::cpu();
+  for (const QkNormCase& c : kQkNormCases) {
+    Problem fused(c, DType::F32), apart(c, DType::F32);
+    fused.forward(), fused.backward();
+    qk_norm_forward(device, apart.y, apart.rstd, apart.qkv, apart.q_weight, apart.k_weight, c.shape, kEps, c.kind);
+    const int64_t heads = c.shape.num_heads + c.shape.num_kv_heads;
+    rope_forward(device, apart.y, apart.cos, apart.sin, heads, c.interleaved);
+    rope_backward(device, apart.dy, apart.cos, apart.sin, heads, c.interleaved);
+    qk_norm_backward(device, apart.dqkv, apart.dq_weight, apart.dk_weight, apart.dy, apart.qkv, apart.rstd,
+                     apart.q_weight, apart.k_weight, c.shape, c.kind);
+    EXPECT_TRUE(fused.y.bit_equal(apart.y));
+    EXPECT_TRUE(fused.dqkv.bit_equal(apart.dqkv));
+    EXPECT_TRUE(fused.dq_weight.bit_equal(apart.dq_weight));
+    EXPECT_TRUE(fused.dk_weight.bit_equal(apart.dk_weight));
+  }
+}
+
 TEST(QkNorm, each_norm_is_rmsnorm_of_its_columns_and_v_is_copied) {
   Device device = Device::cpu();
   for (const QkNormCase& c : kQkNormCases) {
-    Problem p(c, DType::F32);
+    QkNormCase unrotated = c;
+    unrotated.half = 0;
+    Problem p(unrotated, DType::F32);
     p.forward();
     const int64_t q_norms = c.shape.per_head ? c.shape.num_heads : 1;
     const int64_t v_begin = (c.shape.num_heads + c.shape.num_kv_heads) * c.shape.head_dim;
@@ -96,10 +128,11 @@ TEST(QkNorm, fp32_is_within_rounding_of_fp64) {
     Problem low(c, DType::F32), exact(c, DType::F64);
     exact.qkv = low.qkv.to(DType::F64), exact.dy = low.dy.to(DType::F64);
     exact.q_weight = low.q_weight.to(DType::F64), exact.k_weight = low.k_weight.to(DType::F64);
+    exact.cos = low.cos.to(DType::F64), exact.sin = low.sin.to(DType::F64);
     for (Problem* p : {&low, &exact}) p->forward(), p->backward();
-    // Every element is rounded at most four times; sums grow an error by at most the square root of their length.
+    // Every element is rounded at most six times; sums grow an error by at most the square root of their length.
     const double length = static_cast<double>(low.shape.q_width() + c.T * c.shape.num_heads);
-    const double tolerance = 4 * 0x1p-24 * std::sqrt(length);
+    const double tolerance = 6 * 0x1p-24 * std::sqrt(length);
     EXPECT_LE(relative_l2(low.y, exact.y), tolerance);
     EXPECT_LE(relative_l2(low.dqkv, exact.dqkv), tolerance);
     EXPECT_LE(relative_l2(low.dq_weight, exact.dq_weight), tolerance);
@@ -108,7 +141,7 @@ TEST(QkNorm, fp32_is_within_rounding_of_fp64) {
 }
 
 TEST(QkNorm, plain_and_late_cast_are_equal_in_fp32) {
-  QkNormCase c = kQkNormCases[3];
+  QkNormCase c = kQkNormCases[4];
   Problem plain(c, DType::F32);
   c.kind = NormKind::LateCast;
   Problem late(c, DType::F32);
@@ -117,8 +150,8 @@ TEST(QkNorm, plain_and_late_cast_are_equal_in_fp32) {
   EXPECT_TRUE(plain.dqkv.bit_equal(late.dqkv));
 }
 
-TEST(QkNorm, weight_gradients_accumulate_and_dqkv_may_alias_dy) {
-  for (const QkNormCase& c : {kQkNormCases[3], kQkNormCases[4]}) {
+TEST(QkNorm, weight_gradients_accumulate_and_dqkv_may_alias_qkv) {
+  for (const QkNormCase& c : {kQkNormCases[4], kQkNormCases[5]}) {
     Problem once(c, DType::F32), twice(c, DType::F32);
     once.forward(), twice.forward();
     once.backward();
@@ -127,9 +160,9 @@ TEST(QkNorm, weight_gradients_accumulate_and_dqkv_may_alias_dy) {
     for (int64_t i = 0; i < once.dk_weight.numel(); i++) EXPECT_EQ(twice.dk_weight.get(i), 2 * once.dk_weight.get(i));
     EXPECT_TRUE(twice.dqkv.bit_equal(once.dqkv));
     Device device = Device::cpu();
-    qk_norm_backward(device, twice.dy, twice.dq_weight, twice.dk_weight, twice.dy, twice.qkv, twice.rstd,
-                     twice.q_weight, twice.k_weight, twice.shape, twice.kind);
-    EXPECT_TRUE(twice.dy.bit_equal(once.dqkv));
+    qk_norm_backward(device, twice.qkv, twice.dq_weight, twice.dk_weight, twice.dy, twice.qkv, twice.rstd,
+                     twice.q_weight, twice.k_weight, twice.shape, twice.kind, twice.rotation());
+    EXPECT_TRUE(twice.qkv.bit_equal(once.dqkv));
   }
 }
 
@@ -150,11 +183,28 @@ TEST(QkNorm, threads_change_no_bit) {
 }
 
 TEST(QkNorm, contract_violations_are_named) {
-  Problem p(kQkNormCases[2], DType::F32);
+  Problem p(kQkNormCases[3], DType::F32);
   Device device = Device::cpu();
   EXPECT_EQ(
       error_of([&] { qk_norm_forward(device, p.y, p.rstd, p.qkv, p.k_weight, p.k_weight, p.shape, kEps, p.kind); }),
       "qk_norm_forward: q_weight ('k_weight') is F32 (14), expected F32 (28)");
+  const auto forward_to = [&](Tensor y, const Rotation& rotation) {
+    return error_of(
+        [&] { qk_norm_forward(device, y, p.rstd, p.qkv, p.q_weight, p.k_weight, p.shape, kEps, p.kind, rotation); });
+  };
+  EXPECT_EQ(forward_to(p.qkv, {}), "qk_norm_forward: y ('qkv') is qkv's own memory");
+  HostTensor wide(DType::F32, {5, 4}, "wide"), other(DType::F32, {4, 3}, "other");
+  EXPECT_EQ(forward_to(p.y, {wide, wide, false}),
+            "qk_norm_forward: cos ('wide') (5, 4) rotates 8 dimensions, a head has 7");
+  EXPECT_EQ(forward_to(p.y, {p.cos, other, false}),
+            "qk_norm_forward: sin ('other') is F32 (4, 3), expected F32 (5, 3)");
+  EXPECT_EQ(forward_to(p.y, {other, other, false}),
+            "qk_norm_forward: cos ('other') is F32 (4, 3), expected F32 (5, 3)");
+  EXPECT_EQ(error_of([&] {
+              qk_norm_backward(device, p.dy, p.dq_weight, p.dk_weight, p.dy, p.qkv, p.rstd, p.q_weight, p.k_weight,
+                               p.shape, p.kind);
+            }),
+            "qk_norm_backward: dqkv ('dy') is dy's own memory");
   p.shape.per_head = true;
   EXPECT_EQ(error_of([&] { p.backward(); }), "qk_norm_backward: rstd ('rstd') is F32 (5, 2), expected F32 (5, 6)");
   p.shape.num_kv_heads = 1;

@@ -40,7 +40,7 @@ class error_t {
 
 class DeviceProperties {
  public:
-  error_t deserialize(const std::vector<uint8_t>&) { return error_t("the double knows no device properties"); }
+  error_t deserialize(const std::vector<uint8_t>&) { return {}; }
 };
 
 namespace graph {
@@ -100,8 +100,9 @@ class SDPA_backward_attributes : public AttentionAttributes<SDPA_backward_attrib
  public:
   SDPA_backward_attributes& set_max_total_seq_len_q(int64_t value) { return max_tokens_q = value, *this; }
   SDPA_backward_attributes& set_max_total_seq_len_kv(int64_t value) { return max_tokens_kv = value, *this; }
-  SDPA_backward_attributes& set_deterministic_algorithm(bool) { return *this; }
+  SDPA_backward_attributes& set_deterministic_algorithm(bool value) { return is_deterministic = value, *this; }
   int64_t max_tokens_q = 0, max_tokens_kv = 0;
+  bool is_deterministic = false;
 };
 
 /// One attention, forward or backward.
@@ -110,7 +111,7 @@ class Graph {
   Graph& set_io_data_type(DataType_t value) { return io_type_ = value, *this; }
   Graph& set_intermediate_data_type(DataType_t) { return *this; }
   Graph& set_compute_data_type(DataType_t value) { return compute_type_ = value, *this; }
-  Graph& set_sm_version(int) { return *this; }
+  Graph& set_sm_version(int value) { return sm_ = value, *this; }
   Graph& set_device_properties(const std::shared_ptr<DeviceProperties>&) { return *this; }
 
   TensorPtr tensor(const Tensor_attributes& attributes);
@@ -119,7 +120,7 @@ class Graph {
                                          TensorPtr lse, SDPA_backward_attributes options);
 
   error_t validate();
-  error_t build_operation_graph() { return error_t("the double has no engine without a GPU"); }
+  error_t build_operation_graph() { return {}; }
   error_t build_operation_graph(cudnnHandle_t) { return {}; }
   error_t create_execution_plans(const std::vector<HeurMode_t>&) { return {}; }
   void deselect_workspace_greater_than(int64_t size_bytes) { most_of_engine_ = size_bytes; }
@@ -134,7 +135,8 @@ class Graph {
   int64_t engine_bytes() const;
 
   DataType_t io_type_ = DataType_t::NOT_SET, compute_type_ = DataType_t::NOT_SET;
-  bool is_backward_ = false, has_stats_ = false;
+  bool is_backward_ = false, has_stats_ = false, is_deterministic_ = false;
+  int sm_ = 0;
   int64_t most_of_engine_ = INT64_MAX, max_tokens_q_ = 0, max_tokens_kv_ = 0;
   AttentionAttributes<SDPA_attributes> options_;
   TensorPtr q_, k_, v_, o_, lse_, d_o_, dq_, dk_, dv_;
