@@ -16,14 +16,14 @@ namespace {
 constexpr int kMaxThreads = 256;  // of a block
 
 /// z, its sigmoid(a(z)) and a'(z).
-struct Gate {
+struct GateAt {
   float z, sigmoid, slope;
 
   __device__ __forceinline__ float act() const { return z * sigmoid; }
 };
 
 template <GateKind kKind>
-__device__ __forceinline__ Gate gate_at(float z) {
+__device__ __forceinline__ GateAt gate_at(float z) {
   constexpr float kTwoSqrtTwoOverPi = 1.5957691216057308f, kCubic = 0.044715f;
   float a = z, slope = 1;
   if constexpr (kKind == GateKind::GeluTanh) {
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kMaxThreads)
                         dyp = load_pack<kWidth>(dy + at.t * F + at.f);
   Pack<T, kWidth> dzp, dup;
   for (int k = 0; k < kWidth; k++) {
-    const Gate g = gate_at<kKind>(to_float(zp.element[k]));
+    const GateAt g = gate_at<kKind>(to_float(zp.element[k]));
     const float dyk = to_float(dyp.element[k]);
     dup.element[k] = from_float<T>(dyk * g.act());
     dzp.element[k] =
@@ -104,18 +104,21 @@ void dispatch(DType dtype, GateKind kind, int64_t F, std::initializer_list<const
 
 }  // namespace
 
-void gated_act_forward_cuda(Device& device, Tensor y, ConstTensor gate_up, GateKind kind) {
+void gated_act_forward_cuda(Device& device, Tensor y, ConstTensor gate_up, const Gate& gate, ConstTensor row_weights) {
+  CHECK(gate.kind != GateKind::Clamped && !row_weights, "gated_act: experts have no CUDA kernels yet");
   const int64_t num_tokens = y.shape[0], F = y.shape[1];
-  dispatch(y.dtype, kind, F, {y.data, gate_up.data}, [&]<GateKind kKind, class T, int kWidth>() {
+  dispatch(y.dtype, gate.kind, F, {y.data, gate_up.data}, [&]<GateKind kKind, class T, int kWidth>() {
     const Grid grid(F, kWidth);
     launch(device, grid.rows(num_tokens), gated_act_forward_kernel<kKind, T, kWidth>, y.as<T>(), gate_up.as<T>(), F,
            grid.blocks_per_row);
   });
 }
 
-void gated_act_backward_cuda(Device& device, Tensor d_gate_up, ConstTensor dy, ConstTensor gate_up, GateKind kind) {
+void gated_act_backward_cuda(Device& device, Tensor d_gate_up, ConstTensor dy, ConstTensor gate_up, const Gate& gate,
+                             ConstTensor row_weights, Tensor) {
+  CHECK(gate.kind != GateKind::Clamped && !row_weights, "gated_act: experts have no CUDA kernels yet");
   const int64_t num_tokens = dy.shape[0], F = dy.shape[1];
-  dispatch(dy.dtype, kind, F, {d_gate_up.data, dy.data, gate_up.data}, [&]<GateKind kKind, class T, int kWidth>() {
+  dispatch(dy.dtype, gate.kind, F, {d_gate_up.data, dy.data, gate_up.data}, [&]<GateKind kKind, class T, int kWidth>() {
     const Grid grid(F, kWidth);
     launch(device, grid.rows(num_tokens), gated_act_backward_kernel<kKind, T, kWidth>, d_gate_up.as<T>(), dy.as<T>(),
            gate_up.as<T>(), F, grid.blocks_per_row);

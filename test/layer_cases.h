@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "layers/loss.h"
+#include "layers/moe.h"
 #include "layers/qk_norm.h"
 #include "layers/rmsnorm.h"
 #include "layers/ulysses.h"
@@ -78,7 +79,7 @@ struct LossCase {
 // One row, one word; tiles that divide, do not divide, and are larger than T; a vocabulary of several blocks.
 inline constexpr LossCase kLossCases[] = {
     {1, 3, 5, {0, 1}, 0.0}, {7, 4, 1, {0, 2}},    {12, 5, 9, {0, 4}},     {13, 6, 17, {3.0, 4}, 0.0},
-    {9, 8, 33, {2.0, 100}}, {6, 3, 2500, {0, 2}}, {5, 3, 1025, {5.0, 3}},
+    {9, 8, 33, {2.0, 100}}, {6, 3, 2500, {0, 2}}, {5, 3, 1025, {5.0, 3}}, {700, 2, 3, {0, 1000}},
 };
 
 struct QkNormCase {
@@ -110,6 +111,40 @@ inline constexpr QkNormCase kQkNormCases[] = {
     {3, {5, 1, 211, false}, NormKind::OnePlus, 100, true},
     {2, {1, 1, 1032, true}, NormKind::Plain, 516},
     {2, {24, 16, 640, false}, NormKind::OnePlus, 320, true},
+};
+
+struct RouteCase {
+  int64_t T, C;
+  RouterShape shape;
+};
+
+// One token and expert; every score; as many experts as are chosen; experts that stay idle; groups; more experts than
+// a warp has lanes, and more tokens than a block has threads.
+inline constexpr RouteCase kRouteCases[] = {
+    {1, 8, {1, 1}},
+    {7, 24, {4, 2}},
+    {33, 13, {5, 5, RouterScore::SoftmaxAll}},
+    {40, 64, {9, 3, RouterScore::SoftmaxAll}},
+    {3, 40, {64, 8}},
+    {50, 16, {12, 4, RouterScore::Sigmoid, true, 4, 2, 2.5}},
+    {50, 16, {12, 4, RouterScore::Sigmoid, false, 1, 1, 0.5}},
+    {300, 17, {40, 6, RouterScore::Sigmoid, true, 8, 3, 1}},
+    {700, 8, {130, 2}},
+};
+
+struct GroupedLinearCase {
+  std::vector<int64_t> rows;  ///< of each expert
+  int64_t K, N;
+};
+
+// One row; empty experts first, last and between; tails of every tile; as many experts as go to a thread each; an
+// expert with all rows.
+inline const GroupedLinearCase kGroupedLinearCases[] = {
+    {{1}, 1, 1},
+    {{0, 3, 0, 17, 1, 0}, 24, 40},
+    {{33, 5, 64}, 40, 17},
+    {{0, 0, 130}, 72, 33},
+    {{5, 0, 1, 9, 2, 7, 3, 11, 0, 4, 6, 8, 1, 1, 2, 3}, 16, 24},
 };
 
 struct UlyssesCase {

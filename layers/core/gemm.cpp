@@ -261,7 +261,7 @@ template <class T>
 void gemm(T* c, int64_t M, int64_t N, int64_t K, MatrixView<T> a, MatrixView<T> b, const T* addend, int64_t addend_ld) {
   const Product<T> p{c, M, N, K, a, b, addend, addend_ld};
   if (M == 0 || N == 0) return;
-  const int threads = M * N * K < kSmallWork ? 1 : num_threads();
+  const int threads = omp_in_parallel() || M * N * K < kSmallWork ? 1 : num_threads();
   char* buffer = pack_buffer(buffer_bytes<T>(threads));
   std::atomic<int64_t> next_block;
 #pragma omp parallel num_threads(threads)
@@ -271,6 +271,11 @@ void gemm(T* c, int64_t M, int64_t N, int64_t K, MatrixView<T> a, MatrixView<T> 
 template void gemm(float*, int64_t, int64_t, int64_t, MatrixView<float>, MatrixView<float>, const float*, int64_t);
 template void gemm(double*, int64_t, int64_t, int64_t, MatrixView<double>, MatrixView<double>, const double*, int64_t);
 
-size_t gemm_buffer_bytes(DType dtype) {
-  return dtype == DType::F64 ? buffer_bytes<double>(num_threads()) : buffer_bytes<float>(num_threads());
+size_t gemm_buffer_bytes(DType dtype, bool in_parallel_regions) {
+  const auto bytes = [&]<class T>(T) {
+    // The calling thread's own is also that of the products that all threads share.
+    const size_t of_others = static_cast<size_t>(num_threads() - 1) * buffer_bytes<T>(1);
+    return buffer_bytes<T>(num_threads()) + (in_parallel_regions ? of_others : 0);
+  };
+  return dtype == DType::F64 ? bytes(double{}) : bytes(float{});
 }

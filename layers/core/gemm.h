@@ -19,10 +19,11 @@ struct MatrixView {
 
 /// C (M, N) with row stride N <- A (M, K) B (K, N) + D. D is none (null), a matrix (M, N) with row stride N, such as C
 /// itself, or with `addend_ld` 0 one row (N) for all rows. C must not overlap A or B.
-/// Threads: as many as OpenMP gives; call it from one thread at a time and outside parallel regions.
+/// Threads: as many as OpenMP gives; inside a parallel region, where every thread may call it, only the caller's own.
 template <class T>
 void gemm(T* c, int64_t M, int64_t N, int64_t K, MatrixView<T> a, MatrixView<T> b, const T* addend = nullptr,
           int64_t addend_ld = 0);
 
-/// Bytes of packing buffers that the process keeps after its first product, at most.
-size_t gemm_buffer_bytes(DType dtype);
+/// Bytes of packing buffers that the process keeps after its first product, at most. `in_parallel_regions`: also after
+/// products of every thread alone.
+size_t gemm_buffer_bytes(DType dtype, bool in_parallel_regions = false);

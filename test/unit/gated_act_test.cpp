@@ -1,17 +1,19 @@
 #include "layers/gated_act.h"
 
+#include <algorithm>
+
 #include "test/layer_cases.h"
 #include "test/testing.h"
 
 namespace {
 
-constexpr GateKind kKinds[] = {GateKind::Silu, GateKind::GeluTanh};
+const Gate kKinds[] = {GateKind::Silu, GateKind::GeluTanh, {GateKind::Clamped, 1.7, 1.5}};
 
 struct Problem {
-  GateKind kind;
+  Gate kind;
   HostTensor gate_up, dy, y, d_gate_up;
 
-  Problem(int64_t T, int64_t F, GateKind k, DType dtype)
+  Problem(int64_t T, int64_t F, const Gate& k, DType dtype)
       : kind(k),
         gate_up(DType::F64, {T, 2 * F}, "gate_up"),
         dy(DType::F64, {T, F}, "dy"),
@@ -31,7 +33,7 @@ struct Problem {
 };
 
 TEST(GatedAct, gradients_equal_central_differences) {
-  for (const GateKind kind : kKinds) {
+  for (const Gate& kind : kKinds) {
     for (const GatedActCase& c : kGatedActCases) {
       if (c.T * c.F > 200) continue;  // every difference evaluates the whole tensor
       Problem p(c.T, c.F, kind, DType::F64);
@@ -74,7 +76,7 @@ TEST(GatedAct, values_equal_torch) {
 }
 
 TEST(GatedAct, fp32_is_within_rounding_of_fp64) {
-  for (const GateKind kind : kKinds) {
+  for (const Gate& kind : kKinds) {
     for (const GatedActCase& c : kGatedActCases) {
       Problem low(c.T, c.F, kind, DType::F32), exact(c.T, c.F, kind, DType::F64);
       exact.gate_up = low.gate_up.to(DType::F64), exact.dy = low.dy.to(DType::F64);
@@ -87,7 +89,7 @@ TEST(GatedAct, fp32_is_within_rounding_of_fp64) {
 }
 
 TEST(GatedAct, large_gates_saturate) {
-  for (const GateKind kind : kKinds) {
+  for (const Gate& kind : {Gate(GateKind::Silu), Gate(GateKind::GeluTanh)}) {
     Problem p(1, 4, kind, DType::F32);
     const double z[] = {-1e4, -100, 100, 1e4};
     for (int i = 0; i < 4; i++) p.gate_up.set(i, z[i]), p.gate_up.set(4 + i, 1.0), p.dy.set(i, 1.0);
@@ -99,8 +101,38 @@ TEST(GatedAct, large_gates_saturate) {
   }
 }
 
+// transformers' GptOssExperts: gate and up by turns; alpha 1.7, limit 1.5.
+TEST(GatedAct, clamped_values_and_slopes) {
+  const double gate[] = {-4, 0.5, 1.4, 1.6, 9}, up[] = {0.3, -2, 1.4, -0.5, 2};
+  Problem p(1, 5, kKinds[2], DType::F64);
+  for (int f = 0; f < 5; f++) p.gate_up.set(2 * f, gate[f]), p.gate_up.set(2 * f + 1, up[f]), p.dy.set(f, 1);
+  p.forward(), p.backward();
+  for (int f = 0; f < 5; f++) {
+    const double g = std::min(gate[f], 1.5), u = std::clamp(up[f], -1.5, 1.5), s = 1 / (1 + std::exp(-1.7 * g));
+    EXPECT_NEAR(p.y.get(f), (u + 1) * g * s, 1e-14);
+    EXPECT_NEAR(p.d_gate_up.get(2 * f), gate[f] > 1.5 ? 0 : (u + 1) * (s + 1.7 * g * s * (1 - s)), 1e-14);
+    EXPECT_NEAR(p.d_gate_up.get(2 * f + 1), std::abs(up[f]) > 1.5 ? 0 : g * s, 1e-14);
+  }
+}
+
+TEST(GatedAct, a_row_may_have_a_weight) {
+  Device device = Device::cpu();
+  for (const Gate& kind : kKinds) {
+    Problem p(5, 11, kind, DType::F64);
+    HostTensor w(DType::F64, {5}, "w"), dw(DType::F64, {5}, "dw");
+    w.fill_normal(3);
+    gated_act_backward(device, p.d_gate_up, p.dy, p.gate_up, kind, w, dw);
+    const auto loss = [&] {
+      gated_act_forward(device, p.y, p.gate_up, kind, w);
+      return dot(p.dy, p.y);
+    };
+    expect_gradient(p.gate_up, p.d_gate_up, loss, "d_gate_up");
+    expect_gradient(w, dw, loss, "d_row_weights");
+  }
+}
+
 TEST(GatedAct, gradient_may_alias_its_input_and_replaces_what_was_there) {
-  for (const GateKind kind : kKinds) {
+  for (const Gate& kind : kKinds) {
     Problem apart(7, 33, kind, DType::F32), in_place(7, 33, kind, DType::F32);
     apart.d_gate_up.fill(7.0);
     apart.backward();
@@ -111,7 +143,7 @@ TEST(GatedAct, gradient_may_alias_its_input_and_replaces_what_was_there) {
 }
 
 TEST(GatedAct, threads_change_no_bit) {
-  for (const GateKind kind : kKinds) {
+  for (const Gate& kind : kKinds) {
     Problem one(50, 1001, kind, DType::F32);
     with_threads(1, [&] { one.forward(), one.backward(); });
     for (const int threads : {2, 3}) {
