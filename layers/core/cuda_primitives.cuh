@@ -11,6 +11,14 @@ __device__ __forceinline__ T* dynamic_shared() {
   return reinterpret_cast<T*>(dynamic_shared_bytes);
 }
 
+/// One store of 128 bits, aligned: nvcc cuts some of those that C++ says into four.
+__device__ __forceinline__ void store_128(void* to, int4 word) {
+  asm volatile("st.v4.b32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(to), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w)
+               : "memory");
+}
+
 // ---- copies from global to shared memory that run beside the thread (sm_80)
 
 /// Starts to copy 16 bytes, both addresses aligned to 16. The destination is undefined until this thread's wait, and

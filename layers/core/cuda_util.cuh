@@ -71,6 +71,19 @@ void dispatch_cuda(DType dtype, const char* who, Op&& op) {
   }
 }
 
+// ---- threads
+
+constexpr int kWarpSize = 32;
+constexpr unsigned kFullWarp = 0xffffffffu;
+
+/// Of a thread of a one-dimensional block.
+__device__ __forceinline__ int lane_index() {
+  return threadIdx.x % kWarpSize;
+}
+__device__ __forceinline__ int warp_index() {
+  return threadIdx.x / kWarpSize;
+}
+
 // ---- elements
 
 __device__ __forceinline__ float to_float(float value) {
@@ -90,6 +103,10 @@ __device__ __forceinline__ T from_float(float value) {
   } else {
     return value;
   }
+}
+
+__device__ __forceinline__ float sigmoid(float z) {
+  return 1.0f / (1.0f + expf(-z));
 }
 
 // ---- packed access
@@ -130,6 +147,8 @@ template <int N, class T>
 __device__ __forceinline__ void store_pack(T* p, const Pack<T, N>& pack) {
   if constexpr (N == 1) {
     *p = pack.element[0];
+  } else if constexpr (N == kPackWidth<T>) {
+    store_128(p, std::bit_cast<int4>(pack));
   } else {
     *reinterpret_cast<PackWord<T, N>*>(p) = std::bit_cast<PackWord<T, N>>(pack);
   }
@@ -157,9 +176,6 @@ __device__ __forceinline__ void store_floats(T* to, const float (&from)[N]) {
 }
 
 // ---- reductions, in a fixed order: every thread gets the same bits in every run
-
-constexpr int kWarpSize = 32;
-constexpr unsigned kFullWarp = 0xffffffffu;
 
 /// Sum over the 32 lanes of a warp; all of them call it.
 template <class T>

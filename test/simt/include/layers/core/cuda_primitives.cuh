@@ -8,6 +8,10 @@ __device__ __forceinline__ T* dynamic_shared() {
   return static_cast<T*>(simt_dynamic_shared());
 }
 
+__device__ __forceinline__ void store_128(void* to, int4 word) {
+  *static_cast<int4*>(to) = word;
+}
+
 // Copies land at their wait; see test/simt/async_copy.cpp.
 __device__ __forceinline__ void cp_async_16(void* shared, const void* global) {
   simt_copy_async(shared, global, 16);
