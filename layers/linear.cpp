@@ -23,7 +23,8 @@ void linear_forward(Device& device, Tensor y, ConstTensor x, ConstTensor w, Cons
         x.name, x.shape.str(), w.name, w.shape.str());
   const int64_t rows = x.shape[0], K = x.shape[1], N = w.shape[0];
   check_tensor(w, "linear_forward: w", {N, K}, x.dtype);
-  check_tensor(y, "linear_forward: y", {rows, N}, x.dtype);
+  const bool keeps_sums = y.dtype == accumulator_dtype(x.dtype);
+  check_tensor(y, "linear_forward: y", {rows, N}, keeps_sums ? y.dtype : x.dtype);
   if (b) check_tensor(b, "linear_forward: b", {N}, x.dtype);
   CHECK(!(b && accumulate), "linear_forward: a bias ('{}') cannot be combined with accumulate", b.name);
   if constexpr (kHasCuda) {

@@ -5,6 +5,7 @@
 #include "layers/core/tensor.h"
 
 /// y (T, N) <- x (T, K), w (N, K), b (N) or null. `accumulate`: y += instead of y =, then b must be null.
+/// y may have accumulator_dtype(x.dtype) where the caller wants the sums as they are: F32 of BF16 products.
 void linear_forward(Device& device, Tensor y, ConstTensor x, ConstTensor w, ConstTensor b, bool accumulate = false);
 
 /// dx (T, K) = dy W (skipped when dx is null); dw (N, K) += dy^T x; db (N) += column sums of dy (skipped when null).

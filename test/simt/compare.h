@@ -39,3 +39,15 @@ inline void expect_elements_near(const HostTensor& actual, const HostTensor& exp
     ASSERT_LE(std::abs(a - e), bound) << what << "[" << i << "] = " << a << ", not " << e;
   }
 }
+
+/// Every element is a sum of n products of numbers near 1, rounded n times in fp32 with random sign, in two orders; an
+/// element of `actual` is rounded once more to its dtype. The largest of many errors is within some six standard
+/// deviations.
+inline void expect_sums_near(const HostTensor& actual, const HostTensor& expected, int64_t n, const char* what) {
+  const double in_fp32 = kRoundF32 * 6 * (static_cast<double>(n) + 1);
+  const double last = actual.dtype() == DType::BF16 ? 0x1p-8 : kRoundF32;  // half an ulp
+  for (int64_t i = 0; i < actual.numel(); i++) {
+    const double e = expected.get(i);
+    ASSERT_NEAR(actual.get(i), e, in_fp32 + last * 1.01 * std::abs(e)) << what << "[" << i << "]";
+  }
+}

@@ -1,10 +1,9 @@
 // The linear layer on CUDA, run on the CPU over the double of cuBLASLt, against the CPU layer.
 #include "layers/linear.h"
 
-#include <cmath>
-
 #include "layers/core/blas.h"
 #include "test/layer_cases.h"
+#include "test/simt/compare.h"
 #include "test/simt/device_tensor.h"
 
 namespace {
@@ -65,23 +64,12 @@ bool bit_equal(const Outputs& a, const Outputs& b) {
          a.db.bit_equal(b.db);
 }
 
-/// Sums of n products of numbers near 1, rounded n times in fp32 with random sign, in two orders; an element of
-/// `actual` is rounded once more to its dtype. The largest of many errors is within some six standard deviations.
-void expect_near(const HostTensor& actual, const HostTensor& expected, int64_t n, const char* what) {
-  const double root = std::sqrt(static_cast<double>(n) + 1), in_fp32 = 0x1p-24 * 6 * root * root;
-  const double last = actual.dtype() == DType::BF16 ? 0x1p-8 : 0x1p-24;  // half an ulp
-  for (int64_t i = 0; i < actual.numel(); i++) {
-    const double e = expected.get(i);
-    ASSERT_NEAR(actual.get(i), e, in_fp32 + last * 1.01 * std::abs(e)) << what << "[" << i << "]";
-  }
-}
-
 void expect_equal(const Outputs& cuda, const Outputs& cpu, const LinearCase& c) {
-  expect_near(cuda.y, cpu.y, c.K, "y");
-  expect_near(cuda.sum, cpu.sum, c.K, "y +=");
-  expect_near(cuda.dx, cpu.dx, c.N, "dx");
-  expect_near(cuda.dw, cpu.dw, c.rows, "dw");
-  expect_near(cuda.db, cpu.db, c.rows, "db");
+  expect_sums_near(cuda.y, cpu.y, c.K, "y");
+  expect_sums_near(cuda.sum, cpu.sum, c.K, "y +=");
+  expect_sums_near(cuda.dx, cpu.dx, c.N, "dx");
+  expect_sums_near(cuda.dw, cpu.dw, c.rows, "dw");
+  expect_sums_near(cuda.db, cpu.db, c.rows, "db");
 }
 
 class LinearCuda : public testing::Test {
@@ -152,15 +140,25 @@ TEST_F(LinearCuda, null_gradients_are_skipped) {
   EXPECT_TRUE(dw.to_host().bit_equal(in.on_cuda(cuda).dw));
 }
 
+// The logits of a router.
 TEST_F(LinearCuda, bf16_products_are_stored_in_fp32_where_the_caller_wants_it) {
-  const LinearCase c = {33, 100, 40};
-  const Inputs in(c, DType::BF16);
-  DeviceTensor x(cuda, in.x), w(cuda, in.w), y(cuda, DType::F32, in.y.shape());
-  blas_gemm(cuda, y, {x}, {w, true});
-  HostTensor expected(DType::F32, in.y.shape());
-  Device cpu = Device::cpu();
-  linear_forward(cpu, expected, in.x.to(DType::F32), in.w.to(DType::F32), {});
-  expect_near(y.to_host(), expected, c.K, "y");
+  for (const LinearCase& c : {LinearCase{33, 100, 40}, {5, 3, 17}, {3, 2, 2056}, {1, 1, 1}}) {
+    for (const bool has_bias : {false, true}) {
+      for (const int64_t offset : {0, 1}) {
+        SCOPED_TRACE(describe(c, DType::BF16, offset) + (has_bias ? " with a bias" : ""));
+        const Inputs in(c, DType::BF16);
+        DeviceTensor x(cuda, in.x, offset), w(cuda, in.w, offset), b(cuda, in.b, offset);
+        DeviceTensor y(cuda, DType::F32, in.y.shape(), offset);
+        linear_forward(cuda, y, x, w, has_bias ? ConstTensor(b) : ConstTensor());
+        HostTensor expected(DType::F32, in.y.shape());
+        const HostTensor b32 = in.b.to(DType::F32);
+        Device cpu = Device::cpu();
+        linear_forward(cpu, expected, in.x.to(DType::F32), in.w.to(DType::F32),
+                       has_bias ? ConstTensor(b32) : ConstTensor());
+        expect_sums_near(y.to_host(), expected, c.K, "y");
+      }
+    }
+  }
 }
 
 // A second device would fail if the first had taken the algorithm with it; the moved one must keep it.
@@ -188,6 +186,8 @@ TEST_F(LinearCuda, what_cannot_be_is_refused_by_name) {
               blas_gemm(cuda, narrow_y, {wide_x}, {wide_w, true});
             }),
             "cuBLASLt: no choice for F32 (2, 8) x (8, 4) transposed -> BF16: an invalid value");
+  EXPECT_EQ(error_of([&] { linear_forward(cuda, narrow_y, wide_x, wide_w, {}); }),
+            "linear_forward: y ('y') is BF16 (2, 4), expected F32 (2, 4)");
 }
 
 TEST_F(LinearCuda, memory_of_the_host_is_found_out) {
@@ -198,11 +198,11 @@ TEST_F(LinearCuda, memory_of_the_host_is_found_out) {
 }
 
 TEST_F(LinearCuda, these_kernels_ran) {
-  const Inputs in({5, 3, 17}, DType::F32);
+  const Inputs in({300, 3, 17}, DType::F32);
   simt_options().blas_adds_bias = false;
   in.on_cuda(cuda);
   const std::set<std::string> kernels = simt_launched_kernels();
-  for (const char* name : {"linear_bias_kernel", "linear_column_sums_kernel", "linear_bias_gradient_kernel"}) {
+  for (const char* name : {"linear_bias_kernel", "column_sums_kernel", "column_sums_add_kernel"}) {
     EXPECT_TRUE(kernels.contains(name)) << name;
   }
 }
