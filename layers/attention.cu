@@ -40,7 +40,6 @@
 namespace {
 
 using attention::kThreads;
-using attention::Rows;
 
 constexpr float kLog2e = 1.44269504088896340736f, kLn2 = 0.69314718055994530942f;
 constexpr int kNever = std::numeric_limits<int>::max();  // the first key of a row that is no token

@@ -1,4 +1,4 @@
-// Tiles of attention on CUDA: their places in shared memory, and the two ways to multiply them. Kernels: attention.cu.
+// Tiles of attention on CUDA: the two ways to multiply them. Tiles: core/tile.cuh; kernels: attention.cu.
 //
 // An engine says how a block multiplies tiles: MmaEngine (bf16, tensor cores) or FmaEngine (fp32, plain FMA). The
 // kernels are written once over either. A block has kRows rows (queries, or keys) against kN columns at a time:
@@ -11,52 +11,19 @@
 // A row belongs to kRowLanes neighbouring lanes of one warp. Every sum has a fixed order.
 #pragma once
 
-#include "layers/core/cuda_util.cuh"
+#include "layers/core/tile.cuh"
 
 namespace attention {
 
 constexpr int kThreads = 128, kWarps = kThreads / kWarpSize;  // of a block
 
-/// kRows rows of kHD elements in shared memory, in chunks of 16 bytes. Chunk c of a row lies at c ^ swizzle: chunks c
-/// of 8 neighbouring rows, which one instruction reads, lie in different banks.
-template <class Element, int kHD, int kRows_>
-struct Tile {
-  using T = Element;
-  static constexpr int kRows = kRows_, kChunk = kPackWidth<T>, kChunks = kHD / kChunk, kElements = kRows * kHD;
-  static_assert(kHD % kChunk == 0 && kChunks % 4 == 0);
-  T* data;
-
-  __device__ __forceinline__ T* chunk(int row, int c) const {
-    const int swizzle = kChunks % 8 == 0 ? row % 8 : row / 2 % 4;
-    return data + row * kHD + (c ^ swizzle) * kChunk;
-  }
-  __device__ __forceinline__ T& at(int row, int column) const { return chunk(row, column / kChunk)[column % kChunk]; }
-};
-
-/// Rows of HD elements in global memory, one a token.
-template <class T>
-struct Rows {
-  T* data;
-  int64_t stride;  ///< elements from one token to the next
-  int num_tokens, HD;
-  bool is_packed;  ///< all rows can be read and written 128 bits at a time
-};
-
-/// tile = the rows of tokens [first, first + kRows), zero where there is no token and beyond HD. It is there after
-/// cp_async_commit, a wait for that group, and a barrier.
+/// tile = the rows of tokens [first, first + kRows), see load_chunk. Not unrolled: registers are scarce here.
 template <class AnyTile, class T>
 __device__ __forceinline__ void load_tile(const AnyTile& tile, const Rows<const T>& rows, int first) {
 #pragma unroll 1
   for (int i = threadIdx.x; i < AnyTile::kRows * AnyTile::kChunks; i += kThreads) {
-    const int row = i / AnyTile::kChunks, c = i % AnyTile::kChunks;
-    const int count = first + row < rows.num_tokens ? rows.HD - c * AnyTile::kChunk : 0;
-    const T* from = rows.data + (first + row) * rows.stride + c * AnyTile::kChunk;
-    T* to = tile.chunk(row, c);
-    if (rows.is_packed && count > 0) {
-      cp_async_16(to, from);
-    } else {
-      for (int k = 0; k < AnyTile::kChunk; k++) to[k] = k < count ? from[k] : T{};
-    }
+    const int row = i / AnyTile::kChunks;
+    load_chunk(tile, row, i % AnyTile::kChunks, rows, first + row);
   }
 }
 
@@ -65,28 +32,9 @@ template <class AnyTile, class T>
 __device__ __forceinline__ void store_tile(const Rows<T>& rows, int first, const AnyTile& tile) {
 #pragma unroll 1
   for (int i = threadIdx.x; i < AnyTile::kRows * AnyTile::kChunks; i += kThreads) {
-    const int row = i / AnyTile::kChunks, c = i % AnyTile::kChunks;
-    const int count = first + row < rows.num_tokens ? rows.HD - c * AnyTile::kChunk : 0;
-    T* to = rows.data + (first + row) * rows.stride + c * AnyTile::kChunk;
-    const T* from = tile.chunk(row, c);
-    if (rows.is_packed && count > 0) {
-      store_pack(to, load_pack<AnyTile::kChunk>(from));
-    } else {
-      for (int k = 0; k < AnyTile::kChunk && k < count; k++) to[k] = from[k];
-    }
+    const int row = i / AnyTile::kChunks;
+    store_chunk(rows, first + row, tile, row, i % AnyTile::kChunks);
   }
-}
-
-__device__ __forceinline__ int lane_index() {
-  return threadIdx.x % kWarpSize;
-}
-__device__ __forceinline__ int warp_index() {
-  return threadIdx.x / kWarpSize;
-}
-
-/// Two elements of a fragment, `low` at the lower column.
-__device__ __forceinline__ unsigned pack_bf16(float low, float high) {
-  return from_float<bf16>(low).bits | static_cast<unsigned>(from_float<bf16>(high).bits) << 16;
 }
 
 /// mma.m16n8k16: a warp owns 16 rows. With kSplit = 2 two warps share 16 rows: both make all their scores, each half
@@ -120,12 +68,12 @@ struct MmaEngine {
     }
 #pragma unroll 4  // all of it would take more registers than there are at kHD = 256
     for (int k = 0; k < kHD / 16; k++) {
-      unsigned af[4];  // rows 0-7, 8-15 of columns 0-7, then of columns 8-15
-      ldmatrix_x4(af, a.chunk(first_row() + lane % 16, 2 * k + lane / 16));
+      unsigned af[4];
+      load_first_operand<false>(af, a, first_row(), 16 * k, lane);
 #pragma unroll
       for (int n = 0; n < kScoreTiles; n += 2) {
-        unsigned bf[4];  // rows 0-7: columns 0-7, 8-15; then rows 8-15
-        ldmatrix_x4(bf, b.chunk(n * 8 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+        unsigned bf[4];
+        load_second_operands<true>(bf, b, 16 * k, 8 * n, lane);
         mma_bf16_16x8x16(scores[n], af, bf[0], bf[1]);
         mma_bf16_16x8x16(scores[n + 1], af, bf[2], bf[3]);
       }
@@ -142,8 +90,8 @@ struct MmaEngine {
                               pack_bf16(right[2], right[3])};
 #pragma unroll
       for (int n = 0; n < kSumTiles; n += 2) {
-        unsigned bf[4];  // columns 0-7: rows 0-7, 8-15; then columns 8-15
-        ldmatrix_x4_trans(bf, b.chunk(k * 16 + lane % 16, first_sum_column() / 8 + n + lane / 16));
+        unsigned bf[4];
+        load_second_operands<false>(bf, b, 16 * k, first_sum_column() + 8 * n, lane);
         mma_bf16_16x8x16(sums[n], af, bf[0], bf[1]);
         mma_bf16_16x8x16(sums[n + 1], af, bf[2], bf[3]);
       }

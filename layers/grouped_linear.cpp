@@ -54,7 +54,9 @@ void grouped_linear_forward(Device& device, Tensor y, ConstTensor x, ConstTensor
                             WeightLayout layout) {
   const auto [rows, E, N, K] = check_common("grouped_linear_forward", y, x, w, offsets, layout);
   if (b) check_tensor(b, "grouped_linear_forward: b", {E, N}, x.dtype);
-  require_cpu(device, "grouped_linear_forward");
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return grouped_linear_forward_cuda(device, y, x, w, b, offsets, layout);
+  }
   dispatch_float(x.dtype, "grouped_linear_forward", [&]<class T>(T) {
     T* const yp = y.as<T>();
     const T *const xp = x.as<T>(), *const wp = w.as<T>(), *const bp = b ? b.as<T>() : nullptr;
@@ -72,7 +74,9 @@ void grouped_linear_backward(Device& device, Tensor dx, Tensor dw, Tensor db, Co
   check_tensor(dx, "grouped_linear_backward: dx", x.shape, x.dtype);
   check_tensor(dw, "grouped_linear_backward: dw", w.shape, accumulator_dtype(x.dtype));
   if (db) check_tensor(db, "grouped_linear_backward: db", {E, N}, accumulator_dtype(x.dtype));
-  require_cpu(device, "grouped_linear_backward");
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return grouped_linear_backward_cuda(device, dx, dw, db, dy, x, w, offsets, layout);
+  }
   dispatch_float(x.dtype, "grouped_linear_backward", [&]<class T>(T) {
     const T *const dyp = dy.as<T>(), *const xp = x.as<T>(), *const wp = w.as<T>();
     T *const dxp = dx.as<T>(), *const dwp = dw.as<T>(), *const dbp = db ? db.as<T>() : nullptr;

@@ -16,3 +16,9 @@ void grouped_linear_forward(Device& device, Tensor y, ConstTensor x, ConstTensor
 /// dx (R, K) = gradient of x; dw += and db += (skipped when null), shaped as w and b, in accumulator_dtype(x.dtype).
 void grouped_linear_backward(Device& device, Tensor dx, Tensor dw, Tensor db, ConstTensor dy, ConstTensor x,
                              ConstTensor w, ConstTensor offsets, WeightLayout layout);
+
+// CUDA kernels (grouped_linear.cu); called by the front doors above after the contract is checked.
+void grouped_linear_forward_cuda(Device& device, Tensor y, ConstTensor x, ConstTensor w, ConstTensor b,
+                                 ConstTensor offsets, WeightLayout layout);
+void grouped_linear_backward_cuda(Device& device, Tensor dx, Tensor dw, Tensor db, ConstTensor dy, ConstTensor x,
+                                  ConstTensor w, ConstTensor offsets, WeightLayout layout);

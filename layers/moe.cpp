@@ -166,7 +166,8 @@ void check_shape(const char* who, const Sizes& s, const RouterShape& shape) {
         who, s.k, s.E, shape.top_k, shape.num_experts);
   if (shape.score != RouterScore::Sigmoid || shape.num_groups == 1) return;
   CHECK(shape.num_groups > 0 && s.E % shape.num_groups == 0 && s.E / shape.num_groups >= 2 && shape.top_groups >= 1 &&
-            shape.top_groups <= shape.num_groups && s.k <= shape.top_groups * (s.E / shape.num_groups),
+            shape.top_groups <= std::min(shape.num_groups, RouterShape::kMaxTopK) &&
+            s.k <= shape.top_groups * (s.E / shape.num_groups),
         "{}: {} experts in {} groups, of which {} are chosen from", who, s.E, shape.num_groups, shape.top_groups);
 }
 
@@ -183,7 +184,9 @@ void route_forward(Device& device, const Routing& routing, ConstTensor logits, C
           select_bias.name);
     check_tensor(select_bias, "route_forward: select_bias", {s.E}, logits.dtype);
   }
-  require_cpu(device, who);
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return route_forward_cuda(device, routing, logits, select_bias, shape);
+  }
   dispatch_float(logits.dtype, who, [&]<class F>(F) {
     int32_t *const experts = routing.experts.as<int32_t>(), *const rows = routing.rows.as<int32_t>(),
                    *const slots = routing.slots.as<int32_t>(), *const offsets = routing.offsets.as<int32_t>();
@@ -221,7 +224,11 @@ void route_backward(Device& device, Tensor d_logits, ConstTensor d_row_weights, 
     check_tensor(balance_slope, "route_backward: balance_slope", {s.E}, logits.dtype);
     check_tensor(is_token, "route_backward: is_token", {s.T}, DType::I32);
   }
-  require_cpu(device, who);
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) {
+      return route_backward_cuda(device, d_logits, d_row_weights, logits, routing, shape, balance_slope, is_token);
+    }
+  }
   dispatch_float(logits.dtype, who, [&]<class F>(F) {
     const int32_t *const experts = routing.experts.as<int32_t>(), *const rows = routing.rows.as<int32_t>();
     parallel_for(s.T, token_grain(s.E), [&](int64_t begin, int64_t end) {
@@ -245,7 +252,9 @@ void route_statistics(Device& device, Tensor counts, Tensor probabilities, Const
   if (probabilities) check_tensor(probabilities, "route_statistics: probabilities", {s.E}, DType::F64);
   check_tensor(logits, "route_statistics: logits", {s.T, s.E}, accumulator_dtype(logits.dtype));
   check_tensor(is_token, "route_statistics: is_token", {s.T}, DType::I32);
-  require_cpu(device, who);
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return route_statistics_cuda(device, counts, probabilities, logits, routing, is_token);
+  }
   dispatch_float(logits.dtype, who, [&]<class F>(F) {
     std::vector<F> p(static_cast<size_t>(s.E));
     for (int64_t t = 0; t < s.T; t++) {
@@ -265,7 +274,9 @@ void route_gather(Device& device, Tensor to, ConstTensor from, const Routing& ro
   const int64_t C = from.shape[1];
   check_tensor(from, "route_gather: from", {s.T, C}, from.dtype);
   check_tensor(to, "route_gather: to", {s.R, C}, from.dtype);
-  require_cpu(device, who);
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return route_gather_cuda(device, to, from, routing);
+  }
   dispatch_float(from.dtype, who, [&]<class F>(F) {
     parallel_for(s.R, token_grain(C), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; r++) {
@@ -288,7 +299,9 @@ void route_combine(Device& device, Tensor to, ConstTensor from, const Routing& r
   if (terms.shared_gate) check_tensor(terms.shared_gate, "route_combine: shared_gate", {s.T, 1}, from.dtype);
   if (terms.addend) check_tensor(terms.addend, "route_combine: addend", to.shape, from.dtype);
   CHECK(!terms.shared_gate || terms.shared, "route_combine: a gate ('{}') of nothing", terms.shared_gate.name);
-  require_cpu(device, who);
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return route_combine_cuda(device, to, from, routing, terms);
+  }
   dispatch_float(from.dtype, who, [&]<class F>(F) {
     const int32_t *const experts = routing.experts.as<int32_t>(), *const rows = routing.rows.as<int32_t>();
     const F* const row_weights = routing.row_weights.as<F>();
@@ -324,7 +337,9 @@ void route_bias_backward(Device& device, Tensor d_bias, Tensor d_row_weights, Co
   check_tensor(bias, "route_bias_backward: bias", {s.E, C}, d_to.dtype);
   check_tensor(d_bias, "route_bias_backward: d_bias", bias.shape, sums);
   check_tensor(d_row_weights, "route_bias_backward: d_row_weights", {s.R}, sums);
-  require_cpu(device, who);
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return route_bias_backward_cuda(device, d_bias, d_row_weights, d_to, bias, routing);
+  }
   dispatch_float(d_to.dtype, who, [&]<class F>(F) {
     const int32_t *const offsets = routing.offsets.as<int32_t>(), *const slots = routing.slots.as<int32_t>();
     parallel_for(s.E, 1, [&](int64_t begin, int64_t end) {
@@ -353,7 +368,9 @@ void shared_gate_backward(Device& device, Tensor d_shared, Tensor d_gate, ConstT
   check_tensor(shared, "shared_gate_backward: shared", {T, C}, d_to.dtype);
   check_tensor(d_gate, "shared_gate_backward: d_gate", {T, 1}, d_to.dtype);
   check_tensor(gate, "shared_gate_backward: gate", {T, 1}, d_to.dtype);
-  require_cpu(device, who);
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return shared_gate_backward_cuda(device, d_shared, d_gate, d_to, shared, gate);
+  }
   dispatch_float(d_to.dtype, who, [&]<class F>(F) {
     parallel_for(T, token_grain(C), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; t++) {

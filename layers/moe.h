@@ -2,16 +2,15 @@
 // are R = T k rows, sorted by expert and then by token, so that each expert's rows are neighbours and one grouped
 // product (grouped_linear.h) serves all. No row is dropped, no expert has a capacity.
 //
-//   logits = x W^T + b                                in fp32 (fp64 for F64), see linear.h
-//   SoftmaxSelected: top-k of logits;                 w = softmax over the k                 Mixtral, Qwen3-MoE,
-//   gpt-oss SoftmaxAll:      top-k of p = softmax(logits);    w = p                                  Qwen-MoE, not
-//   renormalised Sigmoid:         s = sigmoid(logits); top-k of s + bias within the best groups;          DeepSeek-V3,
-//   GLM-4-MoE
-//                    w = scale s, divided by the sum of the k where renormalised
-//                    a group's score is the sum of its two best s + bias
-//   y_t = sum over the k of w expert(x_t)             w is applied inside the expert, see gated_act.h
+//   logits = x W^T + b                              in fp32 (fp64 for F64), see linear.h
+//   SoftmaxSelected (Mixtral, Qwen3-MoE, gpt-oss):  top-k of logits;               w = softmax over the k
+//   SoftmaxAll (Qwen-MoE, not renormalised):        top-k of p = softmax(logits);  w = p
+//   Sigmoid (DeepSeek-V3, GLM-4-MoE):               s = sigmoid(logits);  top-k of s + bias within the best groups;
+//                                                   w = scale s, divided by the sum of the k where renormalised;
+//                                                   a group's score is the sum of its two best s + bias
+//   y_t = sum over the k of w expert(x_t)           w is applied inside the expert, see gated_act.h
 //
-// Equal scores: the expert with the lower number. The selection has no derivative. CUDA: moe.cu.
+// Equal scores: the expert with the lower number. The selection has no derivative. CUDA: moe.cu, moe_rows.cu.
 #pragma once
 
 #include "layers/core/device.h"
@@ -26,7 +25,7 @@ struct RouterShape {
   int64_t num_groups = 1, top_groups = 1;  ///< Sigmoid: the experts of the best groups alone are chosen from
   double scale = 1;                        ///< Sigmoid
 
-  static constexpr int64_t kMaxTopK = 32;
+  static constexpr int64_t kMaxTopK = 32;  ///< of experts, and of groups
 };
 
 /// Where the tokens of a batch go.
@@ -74,3 +73,18 @@ void route_bias_backward(Device& device, Tensor d_bias, Tensor d_row_weights, Co
 /// d_shared (T, C) = sigmoid(gate) d_to; d_gate (T, 1) in d_to's dtype. `shared`, `gate` as in CombineTerms.
 void shared_gate_backward(Device& device, Tensor d_shared, Tensor d_gate, ConstTensor d_to, ConstTensor shared,
                           ConstTensor gate);
+
+// CUDA kernels (moe.cu and moe_rows.cu); called by the front doors above after the contract is checked.
+void route_forward_cuda(Device& device, const Routing& routing, ConstTensor logits, ConstTensor select_bias,
+                        const RouterShape& shape);
+void route_backward_cuda(Device& device, Tensor d_logits, ConstTensor d_row_weights, ConstTensor logits,
+                         const Routing& routing, const RouterShape& shape, ConstTensor balance_slope,
+                         ConstTensor is_token);
+void route_statistics_cuda(Device& device, Tensor counts, Tensor probabilities, ConstTensor logits,
+                           const Routing& routing, ConstTensor is_token);
+void route_gather_cuda(Device& device, Tensor to, ConstTensor from, const Routing& routing);
+void route_combine_cuda(Device& device, Tensor to, ConstTensor from, const Routing& routing, const CombineTerms& terms);
+void route_bias_backward_cuda(Device& device, Tensor d_bias, Tensor d_row_weights, ConstTensor d_to, ConstTensor bias,
+                              const Routing& routing);
+void shared_gate_backward_cuda(Device& device, Tensor d_shared, Tensor d_gate, ConstTensor d_to, ConstTensor shared,
+                               ConstTensor gate);

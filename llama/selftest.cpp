@@ -10,8 +10,10 @@
 #include "layers/core/rng.h"
 #include "layers/embedding.h"
 #include "layers/gated_act.h"
+#include "layers/grouped_linear.h"
 #include "layers/linear.h"
 #include "layers/loss.h"
+#include "layers/moe.h"
 #include "layers/qk_norm.h"
 #include "layers/reduce.h"
 #include "layers/rope.h"
@@ -24,7 +26,7 @@ namespace {
 constexpr double kFp32Bound = 2e-5, kBf16Bound = 1e-2;
 
 // Tails of everything: no size is a multiple of a tile or of a vector.
-constexpr int64_t T = 203, C = 264, V = 1003, F = 328, NH = 6, NKV = 2;
+constexpr int64_t T = 203, C = 264, V = 1003, F = 328, NH = 6, NKV = 2, E = 44;
 
 struct Output {
   const char* name;
@@ -136,7 +138,9 @@ Outputs run_linear(Bed& bed) {
                db = bed.zeros(DType::F32, {F}, "db");
   linear_forward(bed.device, y, x, w, bed.random({F}, "b"));
   linear_backward(bed.device, dx, dw, db, bed.random({T, F}, "dy"), x, w);
-  return {bed.output(y), bed.output(dx), bed.output(dw), bed.output(db)};
+  const Tensor logits = bed.zeros(DType::F32, {T, E}, "logits");  // of a router
+  linear_forward(bed.device, logits, x, bed.random({E, C}, "router"), bed.random({E}, "router_bias"));
+  return {bed.output(y), bed.output(dx), bed.output(dw), bed.output(db), bed.output(logits)};
 }
 
 Outputs run_rope_and_qk_norm(Bed& bed) {
@@ -181,7 +185,57 @@ Outputs run_gated_act(Bed& bed) {
                d = bed.zeros({T, 2 * F}, "d_gate_up");
   gated_act_forward(bed.device, y, gate_up, GateKind::Silu);
   gated_act_backward(bed.device, d, bed.random({T, F}, "dy"), gate_up, GateKind::Silu);
-  return {bed.output(y), bed.output(d)};
+  // In an expert of gpt-oss.
+  Bed fp32(bed.device, DType::F32, false);
+  const Gate clamped = {GateKind::Clamped, 1.702, 1.5};
+  const Tensor weights = fp32.random({T}, "row_weights"), d_weights = fp32.zeros({T}, "d_row_weights"),
+               z = bed.zeros({T, F}, "y, clamped"), d_clamped = bed.zeros({T, 2 * F}, "d_gate_up, clamped");
+  gated_act_forward(bed.device, z, gate_up, clamped, weights);
+  gated_act_backward(bed.device, d_clamped, bed.random({T, F}, "dy"), gate_up, clamped, weights, d_weights);
+  return {bed.output(y), bed.output(d), bed.output(z), bed.output(d_clamped), fp32.output(d_weights)};
+}
+
+/// Rows are in the order of their experts: a token that goes elsewhere shows in every output.
+Outputs run_moe(Bed& bed, const RouterShape& shape) {
+  const int64_t k = shape.top_k, R = T * k;
+  Bed fp32(bed.device, DType::F32, false);
+  const auto ints = [&](Shape s, const char* name) { return bed.zeros(DType::I32, s, name); };
+  const Routing r = {ints({T, k}, "experts"), ints({T, k}, "rows"), ints({R}, "slots"), fp32.zeros({R}, "row_weights"),
+                     ints({E + 1}, "offsets")};
+  std::vector<int32_t> tokens;
+  for (int64_t t = 0; t < T; t++) tokens.push_back(t % 5 != 0);
+  const Tensor logits = fp32.random({T, E}, "logits"), slope = fp32.random({E}, "slope"),
+               is_token = bed.ints(tokens, {T}, "is_token"), counts = bed.zeros(DType::F64, {E}, "counts"),
+               probabilities = bed.zeros(DType::F64, {E}, "probabilities"), d_logits = bed.zeros({T, E}, "d_logits");
+  const bool has_bias = shape.score == RouterScore::Sigmoid;
+  route_forward(bed.device, r, logits, has_bias ? fp32.random({E}, "select_bias", 0.5) : Tensor(), shape);
+  route_statistics(bed.device, counts, probabilities, logits, r, is_token);
+  route_backward(bed.device, d_logits, fp32.random({R}, "dw"), logits, r, shape, slope, is_token);
+
+  const Tensor x = bed.random({T, C}, "x"), rows = bed.zeros({R, C}, "rows of x"), y = bed.zeros({T, C}, "y"),
+               bias = bed.random({E, C}, "bias"), shared = bed.random({T, C}, "shared"),
+               gate = bed.random({T, 1}, "gate"), d_bias = fp32.zeros({E, C}, "d_bias"),
+               d_weights = fp32.zeros({R}, "d_row_weights"), d_shared = bed.zeros({T, C}, "d_shared"),
+               d_gate = bed.zeros({T, 1}, "d_gate");
+  route_gather(bed.device, rows, x, r);
+  route_combine(bed.device, y, rows, r, {bias, shared, gate, x});
+  route_bias_backward(bed.device, d_bias, d_weights, x, bias, r);
+  shared_gate_backward(bed.device, d_shared, d_gate, x, shared, gate);
+  return {fp32.output(r.row_weights), bed.output(counts), bed.output(probabilities), bed.output(d_logits),
+          bed.output(rows),           bed.output(y),      fp32.output(d_bias),       fp32.output(d_weights),
+          bed.output(d_shared),       bed.output(d_gate)};
+}
+
+Outputs run_grouped_linear(Bed& bed, WeightLayout layout) {
+  const std::vector<int32_t> offsets = {0, 0, 130, 131, T, T};
+  constexpr int64_t kExperts = 5;
+  const Shape shape = layout == WeightLayout::OutIn ? Shape{kExperts, F, C} : Shape{kExperts, C, F};
+  const Tensor groups = bed.ints(offsets, {kExperts + 1}, "offsets"), x = bed.random({T, C}, "x"),
+               w = bed.random(shape, "w"), y = bed.zeros({T, F}, "y"), dx = bed.zeros({T, C}, "dx"),
+               dw = bed.zeros(DType::F32, shape, "dw"), db = bed.zeros(DType::F32, {kExperts, F}, "db");
+  grouped_linear_forward(bed.device, y, x, w, bed.random({kExperts, F}, "b"), groups, layout);
+  grouped_linear_backward(bed.device, dx, dw, db, bed.random({T, F}, "dy"), x, w, groups, layout);
+  return {bed.output(y), bed.output(dx), bed.output(dw), bed.output(db)};
 }
 
 Outputs run_loss(Bed& bed) {
@@ -249,6 +303,16 @@ const Layer kLayers[] = {
     {"attention, window 33", [](Bed& bed) { return run_attention(bed, 64, 33, 0); }},
     {"attention, softcap", [](Bed& bed) { return run_attention(bed, 80, 0, 5); }},
     {"gated_act", run_gated_act},
+    {"moe, softmax",
+     [](Bed& bed) {
+       return run_moe(bed, {E, 6});
+     }},
+    {"moe, sigmoid and groups",
+     [](Bed& bed) {
+       return run_moe(bed, {E, 6, RouterScore::Sigmoid, true, 4, 2, 2.5});
+     }},
+    {"grouped_linear (N, K)", [](Bed& bed) { return run_grouped_linear(bed, WeightLayout::OutIn); }},
+    {"grouped_linear (K, N)", [](Bed& bed) { return run_grouped_linear(bed, WeightLayout::InOut); }},
     {"loss", run_loss},
     {"ulysses", run_ulysses},
     {"adamw, sums", run_adamw_and_sums},

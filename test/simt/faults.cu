@@ -407,6 +407,7 @@ __global__ void votes(float* out, const float*) {
   result += __all_sync(kFullWarp, t >= 0) + __any_sync(kFullWarp, t % 32 == 7);
   result += __ballot_sync(kFullWarp, t % 32 < 3);
   result += 10000 * __ffs(static_cast<int>(__ballot_sync(kFullWarp, t % 32 > 30))) + __ffs(0);
+  result += 1000000 * __popc(__ballot_sync(kFullWarp, t % 32 > 26));
   out[t] = static_cast<float>(result);
 }
 
@@ -661,7 +662,7 @@ const std::vector<Idiom>& idioms() {
          });
        }},
       {"broadcast_again_and_again", [] { run(broadcast_again_and_again, [](int) { return input(2); }); }},
-      {"votes", [] { run(votes, [](int) { return 64.0f + 1000 + 2000 + 2 + 7 + 320000; }); }},
+      {"votes", [] { run(votes, [](int) { return 64.0f + 1000 + 2000 + 2 + 7 + 320000 + 5000000; }); }},
       {"some_return_before_the_barrier",
        [] { run(some_return_before_the_barrier, [](int i) { return input(i < 50 ? 99 - i : i); }); }},
       {"histogram_with_atomics",

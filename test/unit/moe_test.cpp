@@ -257,6 +257,10 @@ TEST(Moe, fp32_is_within_rounding_of_fp64_and_threads_change_no_bit) {
 TEST(Moe, contract_violations_are_named) {
   Problem p({5, 8, {12, 4, RouterScore::Sigmoid, true, 5, 2, 1}}, DType::F32);
   EXPECT_EQ(error_of([&] { p.forward(); }), "route_forward: 12 experts in 5 groups, of which 2 are chosen from");
+  p.c.shape = {12, 4, RouterScore::Sigmoid, true, 6, 40, 1};
+  EXPECT_EQ(error_of([&] { p.forward(); }), "route_forward: 12 experts in 6 groups, of which 40 are chosen from");
+  Problem many({2, 8, {80, 4, RouterScore::Sigmoid, true, 40, 33, 1}}, DType::F32);
+  EXPECT_EQ(error_of([&] { many.forward(); }), "route_forward: 80 experts in 40 groups, of which 33 are chosen from");
   p.c.shape = {12, 3};
   EXPECT_EQ(error_of([&] { p.forward(); }), "route_forward: the routing is of 4 of 12 experts, the shape of 3 of 12");
   p.c.shape = {12, 4};

@@ -118,6 +118,9 @@ inline unsigned __float_as_uint(float value) {
 inline int __ffs(int bits) {
   return __builtin_ffs(bits);
 }
+inline int __popc(unsigned bits) {
+  return __builtin_popcount(bits);
+}
 inline float rsqrtf(float x) {
   return 1.0f / sqrtf(x);
 }
