@@ -8,6 +8,7 @@
 #include "layers/reduce.h"
 #include "layers/rmsnorm.h"
 #include "layers/rope.h"
+#include "llama/moe_block.h"
 
 namespace {
 
@@ -33,6 +34,7 @@ BlockActivations at_size(const BlockActivations& a, const ModelConfig& c, const 
   v.mlp_in = first(a.mlp_in, {T, C}), v.mlp_in_rstd = first(a.mlp_in_rstd, {T});
   v.gate_up = first(a.gate_up, {T, 2 * F}), v.act = first(a.act, {T, F});
   v.mlp_out = first(a.mlp_out, {T, C}), v.mlp_out_rstd = first(a.mlp_out_rstd, {T});
+  v.moe = a.moe;
   return v;
 }
 
@@ -45,6 +47,7 @@ BlockScratch at_size(const BlockScratch& s, const ModelConfig& c, const BlockInp
   v.d_attn = first(s.d_attn, {T, c.num_heads, c.head_dim});
   v.dqkv = first(s.dqkv, {T, c.num_heads + 2 * c.num_kv_heads, c.head_dim});
   v.attention_workspace = s.attention_workspace;
+  v.moe = s.moe;
   v.d_attn_all = first(in.ulysses ? s.d_attn_all : s.d_attn, {all_T, heads.part_heads(), c.head_dim});
   v.dqkv_all = first(in.ulysses ? s.dqkv_all : s.dqkv, {all_T, heads.part_qkv_heads(), c.head_dim});
   return v;
@@ -54,7 +57,15 @@ BlockScratch at_size(const BlockScratch& s, const ModelConfig& c, const BlockInp
 AttentionShape attention_shape(const ModelConfig& c, int layer, int64_t P) {
   const UlyssesShape heads = ulysses_shape(c, P);
   return {heads.part_heads(), heads.part_kv_heads(), c.head_dim,
-          c.attention_scale,  c.attention_softcap,   c.layers[static_cast<size_t>(layer)].window};
+          c.attention_scale,  c.attention_softcap,   c.layers[static_cast<size_t>(layer)].window,
+          c.has_sinks};
+}
+
+/// Those of this rank's heads.
+Tensor my_sinks(Tensor sinks, const BlockInputs& in) {
+  if (!sinks || !in.ulysses) return sinks;
+  const int64_t heads = in.ulysses->shape().part_heads();
+  return sinks.rows(in.ulysses->part() * heads, heads);
 }
 
 QkNormShape qk_norm_shape(const ModelConfig& c) {
@@ -90,15 +101,25 @@ BlockParams block_params(const ParamUnit& unit, std::span<const Tensor> views) {
   p.attn_in_norm = find(param_name::kAttnInNorm);
   p.qkv = find(param_name::kQkv), p.qkv_bias = find(param_name::kQkvBias);
   p.q_norm = find(param_name::kQNorm), p.k_norm = find(param_name::kKNorm);
+  p.sinks = find(param_name::kSinks);
   p.o = find(param_name::kO), p.o_bias = find(param_name::kOBias);
   p.attn_out_norm = find(param_name::kAttnOutNorm), p.mlp_in_norm = find(param_name::kMlpInNorm);
   p.gate_up = find(param_name::kGateUp), p.gate_up_bias = find(param_name::kGateUpBias);
   p.down = find(param_name::kDown), p.down_bias = find(param_name::kDownBias);
   p.mlp_out_norm = find(param_name::kMlpOutNorm);
+  p.router = find(param_name::kRouter), p.router_bias = find(param_name::kRouterBias);
+  p.experts_gate_up = find(param_name::kExpertsGateUp), p.experts_gate_up_bias = find(param_name::kExpertsGateUpBias);
+  p.experts_down = find(param_name::kExpertsDown), p.experts_down_bias = find(param_name::kExpertsDownBias);
+  p.shared_gate = find(param_name::kSharedGate);
   return p;
 }
 
-BlockActivations place_block_activations(Arena& arena, const ModelConfig& c, DType dtype, int64_t T, int64_t P) {
+BlockActivations place_block_activations(Arena& arena, const ModelConfig& c, int layer, DType dtype, int64_t T,
+                                         int64_t P) {
+  const auto has = [&](bool is_moe) {
+    if (layer >= 0) return c.layers[static_cast<size_t>(layer)].is_moe == is_moe;
+    return std::any_of(c.layers.begin(), c.layers.end(), [&](const LayerConfig& l) { return l.is_moe == is_moe; });
+  };
   const UlyssesShape heads = ulysses_shape(c, P);
   const int64_t all_T = T * P, C = c.hidden_size, F = c.intermediate_size;
   const DType sums = accumulator_dtype(dtype);
@@ -124,8 +145,11 @@ BlockActivations place_block_activations(Arena& arena, const ModelConfig& c, DTy
     a.mlp_in = arena.place(dtype, {T, C}, "mlp_in");
     a.mlp_in_rstd = arena.place(sums, {T}, "mlp_in_rstd");
   }
-  a.gate_up = arena.place(dtype, {T, 2 * F}, "gate_up");
-  a.act = arena.place(dtype, {T, F}, "act");
+  if (has(false)) {
+    a.gate_up = arena.place(dtype, {T, 2 * F}, "gate_up");
+    a.act = arena.place(dtype, {T, F}, "act");
+  }
+  if (has(true)) a.moe = place_moe_activations(arena, c, dtype, T);
   if (!c.norms.mlp_out.empty()) {
     a.mlp_out = arena.place(dtype, {T, C}, "mlp_out");
     a.mlp_out_rstd = arena.place(sums, {T}, "mlp_out_rstd");
@@ -144,7 +168,11 @@ BlockScratch place_block_scratch(Arena& arena, const ModelConfig& c, DType dtype
   BlockScratch s;
   s.branch = arena.place(dtype, {T, c.hidden_size}, "branch");
   s.d_branch = arena.place(dtype, {T, c.hidden_size}, "d_branch");
-  s.d_act = arena.place(dtype, {T, c.intermediate_size}, "d_act");
+  const auto is_moe = [](const LayerConfig& l) { return l.is_moe; };
+  if (!std::all_of(c.layers.begin(), c.layers.end(), is_moe)) {
+    s.d_act = arena.place(dtype, {T, c.intermediate_size}, "d_act");
+  }
+  if (c.moe) s.moe = place_moe_scratch(arena, c, dtype, T);
   s.d_attn = arena.place(dtype, {T, c.q_dim()}, "d_attn");
   s.dqkv = arena.place(dtype, {T, c.qkv_dim()}, "dqkv");
   s.attention_workspace = arena.place(DType::U8, {static_cast<int64_t>(attention_bytes)}, "attention workspace");
@@ -180,7 +208,7 @@ void block_forward(Device& device, const ModelConfig& c, int layer, Tensor out, 
   }
   if (in.ulysses) in.ulysses->scatter_heads(device, a.qkv, qkv);
   attention_forward(device, a.attn, a.lse, a.qkv, in.documents, attention_shape(c, layer, in.parts()),
-                    s.attention_workspace);
+                    s.attention_workspace, my_sinks(p.sinks, in));
   if (in.ulysses) in.ulysses->gather_heads(device, a.attn_mine, a.attn);
   const Tensor attn_out = p.attn_out_norm ? a.attn_out : s.branch;
   linear_forward(device, attn_out, a.attn_mine.reshaped({T, c.q_dim()}), p.o, p.o_bias);
@@ -197,11 +225,15 @@ void block_forward(Device& device, const ModelConfig& c, int layer, Tensor out, 
   } else {
     residual_add(device, a.mid, h, s.branch);
   }
-  linear_forward(device, a.gate_up, mlp_in, p.gate_up, p.gate_up_bias);
-  gated_act_forward(device, a.act, a.gate_up, gate_kind(c));
-  if (!out && !p.mlp_out_norm) return;
-  const Tensor mlp_out = p.mlp_out_norm ? a.mlp_out : s.branch;
-  linear_forward(device, mlp_out, a.act, p.down, p.down_bias);
+  const Tensor mlp_out = p.mlp_out_norm ? a.mlp_out : out ? s.branch : Tensor{};
+  if (p.router) {
+    moe_forward(device, c, layer, mlp_out, mlp_in, p, in, a.moe, s.moe);
+  } else {
+    linear_forward(device, a.gate_up, mlp_in, p.gate_up, p.gate_up_bias);
+    gated_act_forward(device, a.act, a.gate_up, gate_kind(c));
+    if (mlp_out) linear_forward(device, mlp_out, a.act, p.down, p.down_bias);
+  }
+  if (!mlp_out) return;
   if (p.mlp_out_norm) {
     rmsnorm_forward(device, s.branch, a.mlp_out_rstd, mlp_out, p.mlp_out_norm, c.norm_eps, c.norm);
   }
@@ -221,10 +253,14 @@ void block_backward(Device& device, const ModelConfig& c, int layer, Tensor dh, 
     d_mlp_out = s.d_branch;
   }
   // mlp_out = act W_down^T + b,  act = gated_act(gate_up),  gate_up = mlp_in W_gate_up^T + b
-  linear_backward(device, s.d_act, g.down, g.down_bias, d_mlp_out, a.act, p.down);
-  gated_act_backward(device, a.gate_up, s.d_act, a.gate_up, gate_kind(c));  // a.gate_up now holds its gradient
   const ConstTensor mlp_in = p.mlp_in_norm ? a.mlp_in : a.mid;
-  linear_backward(device, s.branch, g.gate_up, g.gate_up_bias, a.gate_up, mlp_in, p.gate_up);
+  if (p.router) {
+    moe_backward(device, c, s.branch, d_mlp_out, mlp_in, p, g, in, a.moe, s.moe);
+  } else {
+    linear_backward(device, s.d_act, g.down, g.down_bias, d_mlp_out, a.act, p.down);
+    gated_act_backward(device, a.gate_up, s.d_act, a.gate_up, gate_kind(c));  // a.gate_up now holds its gradient
+    linear_backward(device, s.branch, g.gate_up, g.gate_up_bias, a.gate_up, mlp_in, p.gate_up);
+  }
   if (p.mlp_in_norm) {
     rmsnorm_backward(device, dh, g.mlp_in_norm, s.branch, a.mid, a.mlp_in_rstd, p.mlp_in_norm, c.norm, dh);
   } else {
@@ -242,7 +278,8 @@ void block_backward(Device& device, const ModelConfig& c, int layer, Tensor dh, 
                   a.attn_mine.reshaped({T, c.q_dim()}), p.o);
   if (in.ulysses) in.ulysses->gather_heads_backward(device, s.d_attn_all, s.d_attn);
   attention_backward(device, s.dqkv_all, s.d_attn_all, a.qkv, a.attn, a.lse, in.documents,
-                     attention_shape(c, layer, in.parts()), s.attention_workspace);
+                     attention_shape(c, layer, in.parts()), s.attention_workspace, my_sinks(p.sinks, in),
+                     my_sinks(g.sinks, in));
   if (in.ulysses) in.ulysses->scatter_heads_backward(device, s.dqkv, s.dqkv_all);
   const Rotation rotation = rotation_of(c, layer, in);
   Tensor dqkv = s.dqkv;

@@ -4,7 +4,7 @@
 //   qkv = a W_qkv^T + b;         q, k = qk_norm(q, k);  q, k = rope(q, k)
 //   h' = h + attn_out_norm(attention(q, k, v) W_o^T + b)
 //   m = mlp_in_norm(h')
-//   out = h' + mlp_out_norm(gated_act(m W_gate_up^T + b) W_down^T + b)
+//   out = h' + mlp_out_norm(gated_act(m W_gate_up^T + b) W_down^T + b)     or a mixture of experts, see moe_block.h
 //
 // Letters: T tokens, C width, NH / NKV heads, HD head width, F MLP width. With sequence parallelism (Ulysses) over P
 // ranks, T are the tokens of this rank, and attention sees all P T tokens with NH / P heads.
@@ -21,12 +21,28 @@
 
 /// The weights (or their gradients) of a block by role; null where the model has none.
 struct BlockParams {
-  Tensor attn_in_norm, qkv, qkv_bias, q_norm, k_norm, o, o_bias, attn_out_norm;
-  Tensor mlp_in_norm, gate_up, gate_up_bias, down, down_bias, mlp_out_norm;
+  Tensor attn_in_norm, qkv, qkv_bias, q_norm, k_norm, sinks, o, o_bias, attn_out_norm;
+  Tensor mlp_in_norm, gate_up, gate_up_bias, down, down_bias, mlp_out_norm;  // the MLP's, or those of the shared expert
+  Tensor router, router_bias, experts_gate_up, experts_gate_up_bias, experts_down, experts_down_bias, shared_gate;
 };
 
 /// Finds them among the views of a unit.
 BlockParams block_params(const ParamUnit& unit, std::span<const Tensor> views);
+
+/// Of a mixture of experts, see moe_block.h: R = T k rows.
+struct MoeActivations {
+  Tensor logits;                      // (T, E)
+  Routing routing;                    // see layers/moe.h
+  Tensor gate_up, act;                // (R, 2F), (R, F)
+  Tensor shared_gate_up, shared_act;  // (T, 2S), (T, S)
+  Tensor shared_out, shared_gate;     // (T, C), (T, 1): only with a gate
+};
+
+struct MoeScratch {
+  Tensor rows_in, rows_out;                          // (R, C): to the experts, and from them
+  Tensor d_act, d_row_weights, d_logits;             // (R, F), (R), (T, E)
+  Tensor d_shared, d_shared_act, d_shared_gate, dx;  // (T, C), (T, S), (T, 1), (T, C)
+};
 
 /// What the forward saves for the backward. Sizes are for the largest T; every call uses the first T tokens.
 struct BlockActivations {
@@ -40,6 +56,7 @@ struct BlockActivations {
   Tensor mlp_in, mlp_in_rstd;      // (T, C), (T)
   Tensor gate_up, act;             // (T, 2F), (T, F)
   Tensor mlp_out, mlp_out_rstd;    // (T, C), (T)
+  MoeActivations moe;              // instead of gate_up and act
 };
 
 /// Buffers that no call leaves anything in; shared by all blocks.
@@ -51,12 +68,21 @@ struct BlockScratch {
   Tensor dqkv;                  // (T, QKV)
   Tensor attention_workspace;   // bytes
   Tensor d_attn_all, dqkv_all;  // (all T, NH * HD / P), (all T, QKV / P): only with P > 1
+  MoeScratch moe;
+};
+
+/// Where a layer's forward adds up what its router does, of tokens that are no padding.
+struct RouterStatistics {
+  Tensor counts;         ///< (E) F64: rows of each expert
+  Tensor probabilities;  ///< (E) F64: sum of softmax(logits); null without a load-balancing loss
 };
 
 /// How the heads of this model are dealt to P ranks.
 UlyssesShape ulysses_shape(const ModelConfig& config, int64_t P);
 
-BlockActivations place_block_activations(Arena& arena, const ModelConfig& config, DType dtype, int64_t T, int64_t P);
+/// `layer` -1: for any layer.
+BlockActivations place_block_activations(Arena& arena, const ModelConfig& config, int layer, DType dtype, int64_t T,
+                                         int64_t P);
 BlockScratch place_block_scratch(Arena& arena, const ModelConfig& config, DType dtype, int64_t T, int64_t P,
                                  DeviceKind kind);
 
@@ -70,6 +96,12 @@ struct BlockInputs {
   };
   std::vector<Rope> ropes;  ///< one for each of ModelConfig::ropes
 
+  // Of a mixture of experts
+  Tensor is_token;                           ///< (T) I32: 0 = padding
+  std::vector<Tensor> select_bias;           ///< of each layer, or none, see route_forward
+  std::vector<RouterStatistics> statistics;  ///< of each layer; empty: nothing is counted
+  Tensor balance_slope;                      ///< see route_backward; null: none
+
   int64_t parts() const { return ulysses ? ulysses->shape().parts : 1; }
 };
 
@@ -78,8 +110,8 @@ void block_forward(Device& device, const ModelConfig& config, int layer, Tensor 
                    const BlockParams& params, const BlockInputs& inputs, BlockActivations& saved,
                    BlockScratch& scratch);
 
-/// dh (T, C): in, the gradient of out; out, the gradient of h. Parameter gradients +=. saved.gate_up and
-/// saved.qkv_raw are overwritten.
+/// dh (T, C): in, the gradient of out; out, the gradient of h. Parameter gradients +=. The gate_up tensors
+/// and qkv_raw of `saved` are overwritten.
 void block_backward(Device& device, const ModelConfig& config, int layer, Tensor dh, ConstTensor h,
                     const BlockParams& params, const BlockParams& grads, const BlockInputs& inputs,
                     BlockActivations& saved, BlockScratch& scratch);

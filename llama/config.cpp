@@ -9,6 +9,8 @@
 
 #include "data/file.h"
 #include "data/json.h"
+#include "data/safetensors.h"
+#include "llama/config_moe.h"
 #include "llama/config_reader.h"
 #include "llama/config_rope.h"
 #include "llama/family.h"
@@ -35,14 +37,14 @@ struct DangerousKey {
 };
 
 constexpr const char* kNoDropout = "dropout is not supported; set it to 0.0 in config.json to train without";
-constexpr const char* kNoExperts = "mixtures of experts are not supported";
+constexpr const char* kNoExperts = "this model_type has no experts, and transformers ignores the key";
 constexpr const char* kNoMultiplier = "multipliers of this kind are not supported";
 constexpr const char* kCausalOnly = "only causal language models are supported";
 constexpr const char* kIgnored =
     "transformers ignores it for this model_type, and so would this trainer; remove it or set it to null";
 constexpr const char* kNoMla = "latent attention (DeepSeek's MLA) is not supported";
 
-constexpr std::array<DangerousKey, 32> kDangerousKeys = {{
+constexpr std::array<DangerousKey, 29> kDangerousKeys = {{
     {"quantization_config", HarmlessIf::Null,
      "the weights are quantised; use the checkpoint in bf16 or fp32 that it was made from"},
     {"compression_config", HarmlessIf::Null,
@@ -55,9 +57,6 @@ constexpr std::array<DangerousKey, 32> kDangerousKeys = {{
     {"is_causal", HarmlessIf::NullOrTrue, kCausalOnly},
     {"is_encoder_decoder", HarmlessIf::NullOrFalse, kCausalOnly},
     {"add_cross_attention", HarmlessIf::NullOrFalse, kCausalOnly},
-    {"num_experts", HarmlessIf::NullOrZero, kNoExperts},
-    {"num_local_experts", HarmlessIf::NullOrZero, kNoExperts},
-    {"n_routed_experts", HarmlessIf::NullOrZero, kNoExperts},
     {"moe_num_experts", HarmlessIf::NullOrZero, kNoExperts},
     {"q_lora_rank", HarmlessIf::NullOrZero, kNoMla},
     {"kv_lora_rank", HarmlessIf::NullOrZero, kNoMla},
@@ -110,12 +109,24 @@ void refuse_dangerous_keys(const ConfigReader& reader, const Family& family) {
   };
   unless(family.qkv_bias != BiasRule::Never, "attention_bias", HarmlessIf::NullOrFalse);
   unless(family.has_mlp_bias_key, "mlp_bias", HarmlessIf::NullOrFalse);
-  unless(family.qk_norm != QkNorm::None, "use_qk_norm", HarmlessIf::NullOrFalse);
+  unless(family.qk_norm != QkNorm::None, "use_qk_norm",
+         family.has_qk_norm_key ? HarmlessIf::Null : HarmlessIf::NullOrFalse);
+  for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
+    const bool heeded =
+        family.moe && (family.moe->num_experts_key == std::string_view(key) ||
+                       (family.moe->num_experts_alias && family.moe->num_experts_alias == std::string_view(key)));
+    if (!heeded) refuse_unless(reader, key, HarmlessIf::NullOrZero, family.moe ? kIgnored : kNoExperts);
+  }
   unless(family.qk_norm != QkNorm::None, "qk_layernorm", HarmlessIf::NullOrFalse);
   unless(family.has_attention_softcap_key, "attn_logit_softcapping", HarmlessIf::NullOrZero);
   unless(family.is_gemma, "final_logit_softcapping", HarmlessIf::NullOrZero);
   unless(family.is_gemma, "query_pre_attn_scalar", HarmlessIf::Null);
-  unless(family.windows != WindowRule::Never, "sliding_window", HarmlessIf::NullOrZero);
+  if (family.windows == WindowRule::Never && family.has_use_sliding_window_key) {
+    refuse_unless(reader, "use_sliding_window", HarmlessIf::NullOrFalse,
+                  "versions of transformers disagree on which layers of this model_type have the window");
+  } else {
+    unless(family.windows != WindowRule::Never, "sliding_window", HarmlessIf::NullOrZero);
+  }
   unless(family.has_nope_layers, "no_rope_layers", HarmlessIf::Null);
 }
 
@@ -211,13 +222,24 @@ void read_head(ModelConfig& c, const ConfigReader& reader, const Family& family)
 }
 
 void read_attention(ModelConfig& c, const ConfigReader& reader, const Family& family) {
-  const bool key = reader.boolean("attention_bias", false);
   const auto biased = [&](BiasRule rule) {
-    return rule == BiasRule::Always || (rule == BiasRule::AttentionBiasKey && key);
+    switch (rule) {
+      case BiasRule::Never:
+        return false;
+      case BiasRule::Always:
+        return true;
+      case BiasRule::AttentionBiasKey:
+        return reader.boolean("attention_bias", family.attention_bias);
+      case BiasRule::QkvBiasKey:
+        return reader.boolean("qkv_bias", true);
+    }
+    return false;
   };
   c.qkv_bias = biased(family.qkv_bias);
   c.o_bias = biased(family.o_bias);
   c.mlp_bias = family.has_mlp_bias_key && reader.boolean("mlp_bias", false);
+  if (family.has_qk_norm_key && !reader.boolean("use_qk_norm", false)) c.qk_norm = QkNorm::None;
+  c.has_sinks = family.has_sinks;
   c.attention_scale = 1 / std::sqrt(static_cast<double>(c.head_dim));
   if (family.is_gemma) {
     const int64_t scalar = reader.integer("query_pre_attn_scalar", kGemmaQueryScalar, 1, kMaxWidth, true);
@@ -365,10 +387,31 @@ ModelConfig parse_model_config(const json& hf, const std::string& where) {
   read_activation(c, reader, family);
   read_attention(c, reader, family);
   read_layers(c, reader, family);
+  read_moe(c, reader, family);
   c.ropes = read_ropes(reader, family, c);
   c.hf = hf;
   return c;
 }
+
+namespace {
+
+/// transformers 5 may write one tensor for all experts of a layer; what is loaded so is saved so.
+bool has_fused_experts(const SafetensorsDirectory& directory) {
+  const auto names = directory.names();
+  return std::any_of(names.begin(), names.end(),
+                     [](const std::string& name) { return name.ends_with(".experts.gate_up_proj"); });
+}
+
+bool has_safetensors(const std::filesystem::path& path) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error)) return false;
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json"}) {
+    if (std::filesystem::exists(path / name, error)) return true;
+  }
+  return false;
+}
+
+}  // namespace
 
 ModelConfig load_model_config(const std::filesystem::path& path) {
   std::error_code error;
@@ -376,5 +419,8 @@ ModelConfig load_model_config(const std::filesystem::path& path) {
   CHECK(std::filesystem::exists(file, error),
         "{}: there is no such file; model.path must be a Hugging Face checkpoint directory or its config.json",
         file.string());
-  return parse_model_config(parse_json(read_file(file, kMaxFileBytes), file.string()), file.string());
+  ModelConfig config = parse_model_config(parse_json(read_file(file, kMaxFileBytes), file.string()), file.string());
+  if (config.moe && config.moe.layout == WeightLayout::OutIn && has_safetensors(path))
+    config.moe.is_fused_on_disk = has_fused_experts(SafetensorsDirectory(path));
+  return config;
 }

@@ -9,6 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "layers/gated_act.h"
+#include "layers/grouped_linear.h"
+#include "layers/moe.h"
 #include "layers/rmsnorm.h"
 
 enum class QkNorm { None, PerHead, Full };  ///< RMSNorm of q and k: per head (HD), or over the whole projection
@@ -23,12 +26,12 @@ struct RopeConfig {
   RopePairing pairing = RopePairing::HalfSplit;
   int64_t max_position_embeddings = 0;           ///< P
   int64_t original_max_position_embeddings = 0;  ///< O (llama3, yarn, longrope)
-  std::optional<double> factor;
+  std::optional<double> factor = std::nullopt;
   double low_freq_factor = 1, high_freq_factor = 4;  // llama3
   double beta_fast = 32, beta_slow = 1;              // yarn
   bool truncate = true;                              // yarn
-  std::optional<double> attention_factor, mscale, mscale_all_dim;
-  std::vector<double> short_factor, long_factor;  // longrope, (r/2) each
+  std::optional<double> attention_factor = std::nullopt, mscale = std::nullopt, mscale_all_dim = std::nullopt;
+  std::vector<double> short_factor = {}, long_factor = {};  // longrope, (r/2) each
 
   /// Whether inv_freq depends on the longest document of the batch (dynamic, longrope).
   bool depends_on_length() const { return type == "dynamic" || type == "longrope"; }
@@ -45,6 +48,32 @@ RopeTable make_rope_table(const RopeConfig& rope, int64_t max_document_tokens);
 struct LayerConfig {
   int64_t window = 0;  ///< W: token i sees j with 0 <= i - j < W; 0 = all
   int rope = 0;        ///< index into ModelConfig::ropes; -1 = no rotary embedding (NoPE)
+  bool is_moe = false;
+};
+
+/// Hugging Face names of a mixture of experts, below "model.layers.N.".
+struct MoeNames {
+  std::string router = "mlp.gate", experts = "mlp.experts";
+  std::string gate = "gate_proj", up = "up_proj", down = "down_proj";  ///< of one expert, below experts.E
+  std::string shared = "", shared_gate = "";
+};
+
+/// A mixture of experts: what its layers have in common.
+struct MoeConfig {
+  RouterShape router;                    ///< E = 0: the model has none
+  int64_t intermediate_size = 0;         ///< of an expert
+  int64_t shared_intermediate_size = 0;  ///< of the expert that all tokens have; 0 = none
+  bool has_shared_gate = false, has_select_bias = false;
+  bool has_biases = false;  ///< of the router and of the experts
+  Gate gate = GateKind::Silu;
+  double balance_coef = 0;  ///< of the load-balancing loss; 0 = none
+
+  // On disk
+  MoeNames names;
+  bool is_fused_on_disk = false;  ///< one tensor for all experts
+  WeightLayout layout = WeightLayout::OutIn;
+
+  explicit operator bool() const { return router.num_experts > 0; }
 };
 
 /// Hugging Face names of a block's norms below "model.layers.N."; empty = the block has no such norm.
@@ -77,12 +106,14 @@ struct ModelConfig {
   bool qkv_bias = false, o_bias = false;
   double attention_scale = 0;    ///< multiplies q . k
   double attention_softcap = 0;  ///< cap * tanh(s / cap) on the scores; 0 = none
+  bool has_sinks = false;        ///< a logit of each query head that takes part in its softmax
   std::vector<RopeConfig> ropes;
   std::vector<LayerConfig> layers;  ///< (L)
 
   // MLP
   Activation activation = Activation::SwiGlu;
   bool mlp_bias = false;
+  MoeConfig moe;
 
   // On disk
   bool fused_qkv_on_disk = false, fused_gate_up_on_disk = false;  ///< Phi-3

@@ -4,8 +4,7 @@
 #include <cmath>
 
 #include "layers/core/check.h"
-#include "llama/config.h"
-#include "llama/family.h"
+#include "llama/config_moe.h"
 
 using nlohmann::json;
 
@@ -105,6 +104,7 @@ void save_layers(json& out, const ModelConfig& c, const Family& family) {
   }
   if (family.windows == WindowRule::EveryLayer) {
     out["sliding_window"] = null_if(window == 0, window);
+    if (family.has_use_sliding_window_key) out["use_sliding_window"] = window > 0;
   } else if (family.windows != WindowRule::Never) {
     out["layer_types"] = types;
     if (window > 0) out["sliding_window"] = window;
@@ -139,7 +139,9 @@ void save_maths(json& out, const ModelConfig& c, const Family& family) {
   }
   out["pad_token_id"] = null_if(c.pad_token_id < 0, c.pad_token_id);
   if (family.qkv_bias == BiasRule::AttentionBiasKey) out["attention_bias"] = c.qkv_bias;
+  if (family.qkv_bias == BiasRule::QkvBiasKey) out["qkv_bias"] = c.qkv_bias;
   if (family.has_mlp_bias_key) out["mlp_bias"] = c.mlp_bias;
+  if (family.has_qk_norm_key) out["use_qk_norm"] = c.qk_norm != QkNorm::None;
   if (!family.is_gemma) return;
   out["hidden_activation"] = "gelu_pytorch_tanh";
   out["query_pre_attn_scalar"] = std::llround(1 / (c.attention_scale * c.attention_scale));
@@ -162,6 +164,7 @@ json config_to_save(const ModelConfig& config, const std::string& torch_dtype) {
   save_sizes(out, config);
   save_maths(out, config, *family);
   save_layers(out, config, *family);
+  save_moe(out, config, *family);
   save_ropes(out, config, *family);
   return out;
 }

@@ -15,21 +15,22 @@ ParamSpec param(const char* name, Shape shape, Init init, std::string hf_name) {
 /// One block's parameters, appended in the order in which the forward pass uses them.
 class BlockParams {
  public:
-  BlockParams(const ModelConfig& config, int64_t layer) : c_(config), prefix_(fmt::format("model.layers.{}.", layer)) {}
+  BlockParams(const ModelConfig& config, int64_t layer)
+      : c_(config), layer_(layer), prefix_(fmt::format("model.layers.{}.", layer)) {}
 
   std::vector<ParamSpec> make() {
     add_norm(param_name::kAttnInNorm, c_.norms.attn_in);
     add_attention();
     add_norm(param_name::kAttnOutNorm, c_.norms.attn_out);
     add_norm(param_name::kMlpInNorm, c_.norms.mlp_in);
-    add_mlp();
+    c_.layers[static_cast<size_t>(layer_)].is_moe ? add_moe() : add_mlp("mlp", c_.intermediate_size);
     add_norm(param_name::kMlpOutNorm, c_.norms.mlp_out);
     return std::move(params_);
   }
 
  private:
   struct Part {
-    const char* hf_module;
+    std::string hf_module;
     int64_t rows;
   };
 
@@ -71,19 +72,67 @@ class BlockParams {
       add_norm(param_name::kQNorm, "self_attn.q_norm", per_head ? c_.head_dim : c_.q_dim());
       add_norm(param_name::kKNorm, "self_attn.k_norm", per_head ? c_.head_dim : c_.kv_dim());
     }
+    if (c_.has_sinks) {
+      params_.push_back(param(param_name::kSinks, {c_.num_heads}, Init::Normal, prefix_ + "self_attn.sinks"));
+    }
     add_linear(param_name::kO, param_name::kOBias, {{"self_attn.o_proj", c_.hidden_size}}, c_.q_dim(), c_.o_bias);
   }
 
-  void add_mlp() {
-    const int64_t F = c_.intermediate_size;
-    const std::vector<Part> split = {{"mlp.gate_proj", F}, {"mlp.up_proj", F}};
-    const std::vector<Part> fused = {{"mlp.gate_up_proj", 2 * F}};
+  void add_mlp(const std::string& module, int64_t F) {
+    const std::vector<Part> split = {{module + ".gate_proj", F}, {module + ".up_proj", F}};
+    const std::vector<Part> fused = {{module + ".gate_up_proj", 2 * F}};
     add_linear(param_name::kGateUp, param_name::kGateUpBias, c_.fused_gate_up_on_disk ? fused : split, c_.hidden_size,
                c_.mlp_bias);
-    add_linear(param_name::kDown, param_name::kDownBias, {{"mlp.down_proj", c_.hidden_size}}, F, c_.mlp_bias);
+    add_linear(param_name::kDown, param_name::kDownBias, {{module + ".down_proj", c_.hidden_size}}, F, c_.mlp_bias);
+  }
+
+  /// One tensor of all experts, `rows` by `columns` each, on disk as `parts` of each expert or whole.
+  void add_experts(const char* name, const char* fused_name, const std::vector<Part>& parts, int64_t columns) {
+    const int64_t E = c_.moe.router.num_experts;
+    int64_t rows = 0;
+    for (const Part& part : parts) rows += part.rows;
+    const Shape shape = c_.moe.layout == WeightLayout::OutIn ? Shape{E, rows, columns} : Shape{E, columns, rows};
+    ParamSpec weight{.name = name, .shape = shape, .init = Init::Normal, .disk = {}};
+    if (c_.moe.is_fused_on_disk) {
+      weight.disk.push_back(whole(prefix_ + "mlp.experts." + fused_name, shape));
+    } else {
+      int64_t offset = 0;
+      for (int64_t e = 0; e < E; e++) {
+        for (const Part& part : parts) {
+          weight.disk.push_back(
+              {.hf_name = fmt::format("{}{}.{}.{}.weight", prefix_, c_.moe.names.experts, e, part.hf_module),
+               .shape = {part.rows, columns},
+               .offset = offset});
+          offset += part.rows * columns;
+        }
+      }
+    }
+    params_.push_back(std::move(weight));
+  }
+
+  void add_moe() {
+    const MoeConfig& moe = c_.moe;
+    const int64_t E = moe.router.num_experts, C = c_.hidden_size, F = moe.intermediate_size;
+    // transformers 5 calls all of them alike where the experts are one tensor
+    const std::string router =
+        moe.is_fused_on_disk && moe.layout == WeightLayout::OutIn ? "mlp.gate" : moe.names.router;
+    add_linear(param_name::kRouter, param_name::kRouterBias, {{router, E}}, C, moe.has_biases);
+    add_experts(param_name::kExpertsGateUp, "gate_up_proj", {{moe.names.gate, F}, {moe.names.up, F}}, C);
+    add_experts(param_name::kExpertsDown, "down_proj", {{moe.names.down, C}}, F);
+    if (moe.has_biases) {
+      const std::string experts = prefix_ + "mlp.experts.";
+      params_.push_back(param(param_name::kExpertsGateUpBias, {E, 2 * F}, Init::Zero, experts + "gate_up_proj_bias"));
+      params_.push_back(param(param_name::kExpertsDownBias, {E, C}, Init::Zero, experts + "down_proj_bias"));
+    }
+    if (moe.shared_intermediate_size > 0) add_mlp(moe.names.shared, moe.shared_intermediate_size);
+    if (moe.has_shared_gate) {
+      params_.push_back(
+          param(param_name::kSharedGate, {1, C}, Init::Normal, prefix_ + moe.names.shared_gate + ".weight"));
+    }
   }
 
   const ModelConfig& c_;
+  int64_t layer_;
   std::string prefix_;
   std::vector<ParamSpec> params_;
 };

@@ -8,6 +8,7 @@
 
 #include "layers/core/parallel.h"
 #include "layers/core/rng.h"
+#include "llama/frozen.h"
 #include "llama/through_host.h"
 
 namespace {
@@ -38,20 +39,21 @@ void check_tensors(const ModelConfig& config, const std::vector<ParamUnit>& unit
                    const SafetensorsDirectory& directory) {
   std::set<std::string> known;
   std::vector<std::string> missing, wrong, extra;
+  const auto check = [&](const std::string& name, const std::vector<int64_t>& shape) {
+    known.insert(name);
+    if (!directory.contains(name)) {
+      missing.push_back(name);
+    } else if (directory.info(name).shape != shape) {
+      wrong.push_back(fmt::format("{} is ({}), expected ({})", name, fmt::join(directory.info(name).shape, ", "),
+                                  fmt::join(shape, ", ")));
+    }
+  };
   for (const ParamUnit& unit : units) {
     for (const ParamSpec& param : unit.params) {
-      for (const DiskTensor& disk : param.disk) {
-        const std::string name = name_in(directory, config, disk.hf_name);
-        known.insert(name);
-        if (!directory.contains(name)) {
-          missing.push_back(name);
-        } else if (directory.info(name).shape != dims_of(disk.shape)) {
-          wrong.push_back(fmt::format("{} is ({}), expected {}", name, fmt::join(directory.info(name).shape, ", "),
-                                      disk.shape.str()));
-        }
-      }
+      for (const DiskTensor& disk : param.disk) check(name_in(directory, config, disk.hf_name), dims_of(disk.shape));
     }
   }
+  for (const TensorToWrite& tensor : frozen_tensors(config)) check(tensor.name, tensor.shape);
   for (const std::string& name : directory.names()) {
     if (!known.count(name) && !is_harmless_extra_tensor(config, name)) extra.push_back(name);
   }

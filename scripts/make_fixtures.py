@@ -24,6 +24,8 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from safetensors import safe_open
+
 from common import die
 from packed import Batch, KeepFloat64, alone_logits, nll_sum, pack_rows, packed_logits, relative_l2, write_dump
 
@@ -41,6 +43,8 @@ class Fixture:
     config: dict[str, Any] = field(default_factory=dict)
     store: torch.dtype = torch.float32
     max_shard_size: str = "1GB"
+    fused_experts: bool = False  # stored as transformers 5 has them in memory
+    packs: bool = True  # False: transformers joins packed documents (gpt-oss)
     rope_by_length: bool = False  # the rotary table depends on the longest document: a document alone has another one
 
 
@@ -57,6 +61,7 @@ def rope(kind: str, theta: float = 1e4, **keys: Any) -> dict[str, Any]:
 LONGROPE = dict(short_factor=[1.0, 1.3], long_factor=[1.5, 6.0])  # r/2 = 2
 PHI3 = dict(hidden_size=36, num_key_value_heads=3, pad_token_id=PAD)  # no head_dim: 6
 PARTIAL = dict(partial_rotary_factor=0.7)  # r = int(0.7 * 6) = 4
+BALANCE = dict(output_router_logits=True, router_aux_loss_coef=0.3)  # large enough to show in every gradient
 
 FIXTURES: dict[str, Fixture] = {
     "llama": Fixture("llama", dict(hidden_size=36, intermediate_size=52, pad_token_id=PAD)),
@@ -97,6 +102,24 @@ FIXTURES: dict[str, Fixture] = {
         tie_word_embeddings=True, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         rope_parameters={"full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
                          "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}})),
+    "mixtral": Fixture("mixtral", {**WIDE, **BALANCE, "intermediate_size": 18, "num_local_experts": 5, "num_experts_per_tok": 2,
+                                   "sliding_window": WINDOW, "num_key_value_heads": 3}),
+    "mixtral_fused": Fixture("mixtral", dict(head_dim=10, intermediate_size=18, num_local_experts=4, num_experts_per_tok=3),
+                             fused_experts=True),
+    "qwen2_moe": Fixture("qwen2_moe", dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=14,
+                                           shared_expert_intermediate_size=22, tie_word_embeddings=True)),
+    "qwen3_moe": Fixture("qwen3_moe", {**WIDE, **BALANCE, "num_hidden_layers": 3, "num_experts": 12, "num_experts_per_tok": 3,
+                                       "moe_intermediate_size": 14, "norm_topk_prob": True, "mlp_only_layers": [1],
+                                       "attention_bias": True}),
+    "qwen3_moe_unnormalised": Fixture("qwen3_moe", {
+        "head_dim": 10, **BALANCE, "num_hidden_layers": 4, "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 14,
+        "norm_topk_prob": False, "decoder_sparse_step": 2, "use_sliding_window": True, "sliding_window": WINDOW}),
+    "glm4_moe": Fixture("glm4_moe", dict(
+        head_dim=12, num_hidden_layers=3, n_routed_experts=8, n_group=4, topk_group=2, num_experts_per_tok=3,
+        moe_intermediate_size=14, n_shared_experts=2, first_k_dense_replace=1, routed_scaling_factor=1.7, use_qk_norm=True,
+        attention_bias=True, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5})),
+    "gpt_oss": Fixture("gpt_oss", dict(head_dim=10, num_local_experts=6, num_experts_per_tok=2, sliding_window=WINDOW,
+                                       intermediate_size=22, swiglu_limit=1.5, **BALANCE), packs=False),
 }  # fmt: skip
 
 
@@ -120,15 +143,22 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
     """Every parameter from (seed, its name): nothing is 0 or 1, so that a forgotten bias or norm weight shows."""
     for name, p in model.named_parameters():
         noise = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(tuple(p.shape))
-        if "norm" in name:
+        if name.endswith("sinks"):
+            value = noise
+        elif "norm" in name:
             value = 0.25 * noise + (0.0 if model.config.model_type.startswith("gemma") else 1.0)
         elif name.endswith("bias"):
             value = 0.2 * noise
         elif "embed" in name:
             value = 0.5 * noise
         else:
-            value = 1.3 / np.sqrt(p.shape[1]) * noise
+            fan_in = p.shape[1] if p.dim() == 2 or model.config.model_type == "gpt_oss" else p.shape[2]
+            value = 1.3 / np.sqrt(fan_in) * noise
         p.data.copy_(torch.from_numpy(value))
+    for name, b in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            noise = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(tuple(b.shape))
+            b.copy_(torch.from_numpy(0.2 * noise))
 
 
 def v4_layout(config: dict[str, Any]) -> dict[str, Any]:
@@ -149,26 +179,90 @@ def v4_layout(config: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
+def has_experts(config: transformers.PretrainedConfig) -> bool:
+    return hasattr(config, "num_experts_per_tok")
+
+
 def load(directory: Path, config_file: str, dtype: torch.dtype) -> torch.nn.Module:
     config = AutoConfig.from_pretrained(directory / config_file)
+    eager = {"attn_implementation": "eager"} | ({"experts_implementation": "eager"} if has_experts(config) else {})
     model, info = AutoModelForCausalLM.from_pretrained(
-        directory, config=config, dtype=dtype, attn_implementation="eager", output_loading_info=True)  # fmt: skip
+        directory, config=config, dtype=dtype, output_loading_info=True, **eager)  # fmt: skip
     wrong = {key: value for key, value in info.items() if value}
     if wrong:
         die(f"{directory}: transformers reports {wrong}")
     return model.train()
 
 
+def balance_loss(config: transformers.PretrainedConfig, router_logits: list[torch.Tensor]) -> torch.Tensor:
+    """Times its coefficient. router_logits (tokens, E) of every layer that has experts, without padding."""
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    num_experts = getattr(config, "num_local_experts", None) or config.num_experts
+    return config.router_aux_loss_coef * load_balancing_loss_func(tuple(router_logits), num_experts, config.num_experts_per_tok)
+
+
 def compute(model: torch.nn.Module, batch: Batch, alone: bool) -> dict[str, torch.Tensor]:
     """loss, logits and gradients in the model's dtype."""
     model.zero_grad()
-    with KeepFloat64():
+    routers = RouterLogits(model)
+    with KeepFloat64(), routers:
         logits = (alone_logits if alone else packed_logits)(model, batch)
         loss = nll_sum(logits, batch) / batch.num_loss_tokens
+        if getattr(model.config, "output_router_logits", False):
+            is_token = None if alone else torch.from_numpy(batch.document_ids >= 0).flatten()
+            loss = loss + balance_loss(model.config, routers.of_layers(is_token))
         loss.backward()
     valid = torch.from_numpy(batch.document_ids >= 0).unsqueeze(-1)
     out = {"loss": loss.detach().reshape(1), "logits": logits.detach() * valid}
     return out | {f"grad/{name}": p.grad.clone() for name, p in model.named_parameters()}
+
+
+class RouterLogits:
+    """What the routers of a model give in its forwards, while this is a context."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.routers = [m for name, m in model.named_modules() if name.endswith((".mlp.gate", ".mlp.router"))]
+        self.logits: list[list[torch.Tensor]] = [[] for _ in self.routers]
+        self.hooks: list[Any] = []
+
+    def __enter__(self) -> RouterLogits:
+        def keep(seen: list[torch.Tensor]) -> Any:
+            return lambda module, inputs, outputs: seen.append(outputs[0].reshape(-1, outputs[0].shape[-1]))
+
+        self.hooks = [m.register_forward_hook(keep(seen)) for m, seen in zip(self.routers, self.logits)]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+    def of_layers(self, is_token: torch.Tensor | None) -> list[torch.Tensor]:
+        """(tokens, E) of each layer; those of one forward without its padding, or of one forward a document."""
+        whole = [torch.cat(seen) for seen in self.logits]
+        return whole if is_token is None else [logits[is_token] for logits in whole]
+
+
+def on_disk(tensors: dict[str, torch.Tensor], stored: set[str]) -> dict[str, torch.Tensor]:
+    """Gradients by the names of the file: transformers 5 has all experts of a layer in one tensor."""
+    out = {}
+    for key, value in tensors.items():
+        kind, _, name = key.partition("/")
+        layer, _, part = name.partition(".mlp.")
+        if kind != "grad" or name in stored or not part:
+            out[key] = value
+        elif part == "gate.weight":
+            out[f"grad/{layer}.block_sparse_moe.gate.weight"] = value
+        else:
+            experts = f"{layer}.mlp.experts" if f"{layer}.mlp.experts.0.down_proj.weight" in stored else f"{layer}.block_sparse_moe.experts"
+            gate, up, down = ("gate_proj", "up_proj", "down_proj") if ".mlp." in experts else ("w1", "w3", "w2")
+            for e, of_expert in enumerate(value):
+                parts = zip((gate, up), of_expert.chunk(2)) if part == "experts.gate_up_proj" else [(down, of_expert)]
+                out |= {f"grad/{experts}.{e}.{name}.weight": grad for name, grad in parts}
+    wrong = {key[5:] for key in out if key.startswith("grad/")} ^ {name for name in stored if "e_score_correction" not in name}
+    if wrong:
+        die(f"gradients and tensors on disk are not the same: {sorted(wrong)}")
+    return out
 
 
 def check_equal(what: str, a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tolerance: float) -> float:
@@ -179,6 +273,14 @@ def check_equal(what: str, a: dict[str, torch.Tensor], b: dict[str, torch.Tensor
     return error
 
 
+def stored_names(directory: Path) -> set[str]:
+    names: set[str] = set()
+    for file in directory.glob("model*.safetensors"):
+        with safe_open(file, framework="pt") as f:
+            names |= set(f.keys())
+    return names
+
+
 def make_fixture(name: str, fixture: Fixture, out: Path, seed: int) -> str:
     torch.manual_seed(seed)
     settings = {**COMMON, **fixture.config}
@@ -186,7 +288,8 @@ def make_fixture(name: str, fixture: Fixture, out: Path, seed: int) -> str:
     shutil.rmtree(directory, ignore_errors=True)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(fixture.model_type, **settings))
     randomise(model, seed)
-    model.to(fixture.store).save_pretrained(directory, max_shard_size=fixture.max_shard_size)
+    how = {"save_original_format": False} if fixture.fused_experts else {}
+    model.to(fixture.store).save_pretrained(directory, max_shard_size=fixture.max_shard_size, **how)
     (directory / "generation_config.json").unlink(missing_ok=True)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config_v4.json").write_text(json.dumps(v4_layout(config), indent=2) + "\n")
@@ -194,15 +297,18 @@ def make_fixture(name: str, fixture: Fixture, out: Path, seed: int) -> str:
     batch = make_batch(np.random.default_rng(seed), settings["pad_token_id"])
     alone = not fixture.rope_by_length
     exact = compute(load(directory, "config.json", torch.float32).double(), batch, alone)
-    packed = compute(load(directory, "config.json", torch.float32).double(), batch, alone=False)
-    from_v4 = compute(load(directory, "config_v4.json", torch.float32).double(), batch, alone=False)
-    fp32 = compute(load(directory, "config.json", torch.float32), batch, alone=False)
-    check_equal(f"{name}: documents alone and packed", packed, exact, 1e-12)
+    packs = fixture.packs or fixture.rope_by_length
+    from_v4 = compute(load(directory, "config_v4.json", torch.float32).double(), batch, alone=not packs)
+    fp32 = compute(load(directory, "config.json", torch.float32), batch, alone=not packs)
+    if packs:
+        packed = compute(load(directory, "config.json", torch.float32).double(), batch, alone=False)
+        check_equal(f"{name}: documents alone and packed", packed, exact, 1e-12)
     check_equal(f"{name}: config_v4.json", from_v4, exact, 1e-12)
     error = check_equal(f"{name}: float32", fp32, exact, 2e-5)
 
     versions = f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}"
     metadata = {"made_by": f"scripts/make_fixtures.py --seed {seed}; {versions}"}  # one key: their order is not fixed
+    exact = on_disk(exact, stored_names(directory))
     write_dump(directory / "expected.safetensors", exact | batch.tensors(), metadata)
     size = sum(f.stat().st_size for f in directory.iterdir())
     parameters = sum(p.numel() for p in model.parameters())

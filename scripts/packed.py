@@ -98,7 +98,7 @@ class KeepFloat64(TorchFunctionMode):
         if args and isinstance(args[0], torch.Tensor) and args[0].dtype is torch.float64:
             if func is torch.Tensor.float:
                 return args[0]
-            if func is torch.Tensor.to:
+            if func in (torch.Tensor.to, torch.Tensor.type):
                 args = tuple(torch.float64 if a is torch.float32 else a for a in args)
             if kwargs.get("dtype") is torch.float32:
                 kwargs["dtype"] = torch.float64

@@ -8,6 +8,8 @@
 #include <map>
 #include <set>
 
+#include "llama/frozen.h"
+
 #include "llama/config_reader.h"
 #include "test/hf_configs.h"
 
@@ -94,6 +96,7 @@ TEST(Params, fixtures_hold_exactly_the_listed_tensors) {
     checkpoints++;
     const ModelConfig config = load_model_config(entry.path());
     auto listed = disk_tensors(config);
+    for (const TensorToWrite& frozen : frozen_tensors(config)) listed[frozen.name] = {frozen.shape.at(0)};
     for (const auto& [name, shape] : on_disk) {
       const auto it = listed.find(name);
       if (it == listed.end()) {
