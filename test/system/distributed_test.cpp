@@ -123,6 +123,22 @@ TEST_F(Distributed, windows_softcaps_norms_and_shared_kv_heads_follow_their_head
   compare("qwen2_tied_yarn", {}, {{6, {kSp, "3"}}});
 }
 
+TEST_F(Distributed, experts_have_the_gradients_of_one_rank) {
+  // A load-balancing loss is of all rows of a micro-step: these are the same on every mesh.
+  compare("qwen3_moe", {kMicro, "8"},
+          {{2, {kSp, "2"}},
+           {2, {kMicro, "4"}},
+           {4, {kSp, "2", kMicro, "4"}},
+           {4, {kSp, "2", kMicro, "4", kReplicas, "2"}},
+           {4, {kMicro, "2", "--memory.recompute", "block"}}});
+  compare("qwen3_moe_unnormalised", {kMicro, "2"}, {{2, {kSp, "2"}}});
+  compare("mixtral", {kMicro, "8"}, {{3, {kSp, "3"}}, {6, {kSp, "3", kMicro, "4"}}});
+  compare("gpt_oss", {kMicro, "8"}, {{2, {kSp, "2"}}, {6, {kSp, "6"}}, {4, {kSp, "2", kMicro, "4"}}});
+  // Without such a loss the rows may be cut as they like.
+  compare("glm4_moe", {}, {{2, {kSp, "2"}}, {4, {kSp, "2"}}});
+  compare("qwen2_moe", {}, {{4, {}}, {6, {kSp, "6"}}});
+}
+
 TEST_F(Distributed, any_number_of_kv_heads) {
   // The fixtures have 1, 2, 3, 4 and 6; here are as many as sequence ranks and query heads, and 2 shared by 4.
   auto config = nlohmann::json::parse(read_text("test/fixtures/stories260k/config.json"));
