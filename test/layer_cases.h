@@ -17,10 +17,12 @@ struct RmsNormCase {
 // One row, one column, tails of every vector width, more rows than partial sums on either device; rows that a block
 // shares: with a tail, odd, and one too long for shared memory.
 inline constexpr RmsNormCase kRmsNormCases[] = {
-    {1, 1, NormKind::Plain},        {3, 7, NormKind::LateCast},   {5, 64, NormKind::OnePlus},
-    {33, 100, NormKind::Plain},     {130, 33, NormKind::OnePlus}, {1100, 24, NormKind::LateCast},
-    {4200, 3, NormKind::Plain},     {3, 2056, NormKind::OnePlus}, {2, 1031, NormKind::LateCast},
-    {530, 1028, NormKind::OnePlus}, {2, 24584, NormKind::Plain},
+    {1, 1, NormKind::Plain},        {3, 7, NormKind::LateCast},      {5, 64, NormKind::OnePlus},
+    {33, 100, NormKind::Plain},     {130, 33, NormKind::OnePlus},    {1100, 24, NormKind::LateCast},
+    {4200, 3, NormKind::Plain},     {3, 2056, NormKind::OnePlus},    {2, 1031, NormKind::LateCast},
+    {530, 1028, NormKind::OnePlus}, {2, 24584, NormKind::Plain},     {1, 1, NormKind::LayerNorm},
+    {7, 33, NormKind::LayerNorm},   {600, 64, NormKind::LayerNorm},  {3, 2056, NormKind::LayerNorm},
+    {2, 1031, NormKind::LayerNorm}, {2, 24584, NormKind::LayerNorm},
 };
 
 // Elements of flat tensors: none, fewer than a pack, fewer than the pieces or lanes of a sum on the CPU, tails of every
