@@ -77,10 +77,12 @@ struct LossCase {
   double masked = 0.5;  ///< share of rows without a target
 };
 
-// One row, one word; tiles that divide, do not divide, and are larger than T; a vocabulary of several blocks.
+// One row, one word; tiles that divide, do not divide, and are larger than T; a vocabulary of several blocks; scaled
+// logits, with and without a cap.
 inline constexpr LossCase kLossCases[] = {
-    {1, 3, 5, {0, 1}, 0.0}, {7, 4, 1, {0, 2}},    {12, 5, 9, {0, 4}},     {13, 6, 17, {3.0, 4}, 0.0},
-    {9, 8, 33, {2.0, 100}}, {6, 3, 2500, {0, 2}}, {5, 3, 1025, {5.0, 3}},
+    {1, 3, 5, {0, 1}, 0.0},     {7, 4, 1, {0, 2}},        {12, 5, 9, {0, 4}},
+    {13, 6, 17, {3.0, 4}, 0.0}, {9, 8, 33, {2.0, 100}},   {6, 3, 2500, {0, 2}},
+    {5, 3, 1025, {5.0, 3}},     {11, 6, 33, {0, 4, 0.3}}, {8, 7, 1030, {2.0, 3, -1.7}},
 };
 
 struct QkNormCase {
