@@ -27,7 +27,7 @@ std::string read_type(const ConfigReader& dict, const Family& family) {
     }
     return "default";
   }
-  if (family.rotates_partially && (type == "su" || type == "yarn")) type = "longrope";
+  if (family.rope_scaling_keys == RopeScalingKeys::TypeAndLists && (type == "su" || type == "yarn")) type = "longrope";
   if (std::find(family.rope_types.begin(), family.rope_types.end(), type) == family.rope_types.end()) {
     dict.refuse(key, "not a rotary embedding that is supported for {}: {}", family.model_type,
                 listed(family.rope_types));
@@ -112,7 +112,7 @@ int64_t read_rotary_dim(const ConfigReader& top, const ConfigReader& dict, const
                         int64_t head_dim) {
   const char* key = "partial_rotary_factor";
   const ConfigReader& holder = dict.find(key) ? dict : top;
-  double partial = holder.optional_number(key, 1.0, 0, 1, true).value_or(1.0);
+  double partial = holder.optional_number(key, family.defaults.partial_rotary_factor, 0, 1, true).value_or(1.0);
   if (!family.rotates_partially && partial != 1.0) {
     if (rope.type != "default") holder.refuse(key, "{} cannot rotate a part of a head", family.model_type);
     partial = 1.0;
@@ -127,6 +127,7 @@ int64_t read_rotary_dim(const ConfigReader& top, const ConfigReader& dict, const
 RopeConfig read_rope(const ConfigReader& top, const ConfigReader& dict, const Family& family,
                      const ModelConfig& config) {
   RopeConfig rope;
+  rope.pairing = family.rope_pairing;
   rope.max_position_embeddings = config.max_position_embeddings;
   rope.theta = dict.number("rope_theta", top.number("rope_theta", family.defaults.rope_theta, 1, kMaxTheta, true), 1,
                            kMaxTheta, true);
