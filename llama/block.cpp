@@ -140,7 +140,7 @@ BlockActivations place_block_activations(Arena& arena, const ModelConfig& c, int
     a.attn_out = arena.place(dtype, {T, C}, "attn_out");
     a.attn_out_rstd = arena.place(sums, {T}, "attn_out_rstd");
   }
-  a.mid = arena.place(dtype, {T, C}, "mid");
+  if (!c.parallel_block) a.mid = arena.place(dtype, {T, C}, "mid");
   if (!c.norms.mlp_in.empty()) {
     a.mlp_in = arena.place(dtype, {T, C}, "mlp_in");
     a.mlp_in_rstd = arena.place(sums, {T}, "mlp_in_rstd");
@@ -192,7 +192,7 @@ void block_forward(Device& device, const ModelConfig& c, int layer, Tensor out, 
   // Attention branch
   ConstTensor attn_in = h;
   if (p.attn_in_norm) {
-    rmsnorm_forward(device, a.attn_in, a.attn_in_rstd, h, p.attn_in_norm, c.norm_eps, c.norm);
+    rmsnorm_forward(device, a.attn_in, a.attn_in_rstd, h, p.attn_in_norm, c.stream_eps(), c.norm);
     attn_in = a.attn_in;
   }
   const bool has_qk_norm = c.qk_norm != QkNorm::None;
@@ -210,20 +210,23 @@ void block_forward(Device& device, const ModelConfig& c, int layer, Tensor out, 
   attention_forward(device, a.attn, a.lse, a.qkv, in.documents, attention_shape(c, layer, in.parts()),
                     s.attention_workspace, my_sinks(p.sinks, in));
   if (in.ulysses) in.ulysses->gather_heads(device, a.attn_mine, a.attn);
-  const Tensor attn_out = p.attn_out_norm ? a.attn_out : s.branch;
-  linear_forward(device, attn_out, a.attn_mine.reshaped({T, c.q_dim()}), p.o, p.o_bias);
-  if (p.attn_out_norm) {
-    rmsnorm_forward(device, s.branch, a.attn_out_rstd, attn_out, p.attn_out_norm, c.norm_eps, c.norm);
+  const Tensor mid = c.parallel_block ? out : a.mid;  // null where nothing needs it: the backward does not
+  if (mid) {
+    const Tensor attn_out = p.attn_out_norm ? a.attn_out : s.branch;
+    linear_forward(device, attn_out, a.attn_mine.reshaped({T, c.q_dim()}), p.o, p.o_bias);
+    if (p.attn_out_norm) {
+      rmsnorm_forward(device, s.branch, a.attn_out_rstd, attn_out, p.attn_out_norm, c.norm_eps, c.norm);
+    }
   }
 
   // MLP branch. The add at its end is not fused with the next block's first norm, which is recomputed with that block:
   // it would save one of some hundred passes over (T, C).
-  ConstTensor mlp_in = a.mid;
+  ConstTensor mlp_in = c.parallel_block ? attn_in : mid;
   if (p.mlp_in_norm) {
-    add_rmsnorm_forward(device, a.mid, a.mlp_in, a.mlp_in_rstd, h, s.branch, p.mlp_in_norm, c.norm_eps, c.norm);
+    add_rmsnorm_forward(device, mid, a.mlp_in, a.mlp_in_rstd, h, s.branch, p.mlp_in_norm, c.stream_eps(), c.norm);
     mlp_in = a.mlp_in;
-  } else {
-    residual_add(device, a.mid, h, s.branch);
+  } else if (mid) {
+    residual_add(device, mid, h, s.branch);
   }
   const Tensor mlp_out = p.mlp_out_norm ? a.mlp_out : out ? s.branch : Tensor{};
   if (p.router) {
@@ -237,7 +240,7 @@ void block_forward(Device& device, const ModelConfig& c, int layer, Tensor out, 
   if (p.mlp_out_norm) {
     rmsnorm_forward(device, s.branch, a.mlp_out_rstd, mlp_out, p.mlp_out_norm, c.norm_eps, c.norm);
   }
-  if (out) residual_add(device, out, a.mid, s.branch);
+  if (out) residual_add(device, out, mid, s.branch);
 }
 
 void block_backward(Device& device, const ModelConfig& c, int layer, Tensor dh, ConstTensor h, const BlockParams& p,
@@ -253,7 +256,8 @@ void block_backward(Device& device, const ModelConfig& c, int layer, Tensor dh, 
     d_mlp_out = s.d_branch;
   }
   // mlp_out = act W_down^T + b,  act = gated_act(gate_up),  gate_up = mlp_in W_gate_up^T + b
-  const ConstTensor mlp_in = p.mlp_in_norm ? a.mlp_in : a.mid;
+  const ConstTensor attn_in = p.attn_in_norm ? ConstTensor(a.attn_in) : h;
+  const ConstTensor mlp_in = c.parallel_block ? attn_in : p.mlp_in_norm ? ConstTensor(a.mlp_in) : a.mid;
   if (p.router) {
     moe_backward(device, c, s.branch, d_mlp_out, mlp_in, p, g, in, a.moe, s.moe);
   } else {
@@ -263,7 +267,7 @@ void block_backward(Device& device, const ModelConfig& c, int layer, Tensor dh, 
   }
   if (p.mlp_in_norm) {
     rmsnorm_backward(device, dh, g.mlp_in_norm, s.branch, a.mid, a.mlp_in_rstd, p.mlp_in_norm, c.norm, dh);
-  } else {
+  } else if (!c.parallel_block) {
     residual_add(device, dh, dh, s.branch);
   }
 
@@ -290,8 +294,9 @@ void block_backward(Device& device, const ModelConfig& c, int layer, Tensor dh, 
   } else if (rotation) {
     rope_backward(device, dqkv, rotation.cos, rotation.sin, c.num_heads + c.num_kv_heads, rotation.interleaved);
   }
-  const ConstTensor attn_in = p.attn_in_norm ? ConstTensor(a.attn_in) : h;
-  linear_backward(device, s.branch, g.qkv, g.qkv_bias, dqkv.reshaped({T, c.qkv_dim()}), attn_in, p.qkv);
+  const Tensor d_attn_in = c.parallel_block ? s.d_branch : s.branch;
+  linear_backward(device, d_attn_in, g.qkv, g.qkv_bias, dqkv.reshaped({T, c.qkv_dim()}), attn_in, p.qkv);
+  if (c.parallel_block) residual_add(device, s.branch, s.d_branch, s.branch);  // attn_in fed the MLP as well
   if (p.attn_in_norm) {
     rmsnorm_backward(device, dh, g.attn_in_norm, s.branch, h, a.attn_in_rstd, p.attn_in_norm, c.norm, dh);
   } else {

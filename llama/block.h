@@ -3,7 +3,7 @@
 //   a = attn_in_norm(h)          (h itself without such a norm)
 //   qkv = a W_qkv^T + b;         q, k = qk_norm(q, k);  q, k = rope(q, k)
 //   h' = h + attn_out_norm(attention(q, k, v) W_o^T + b)
-//   m = mlp_in_norm(h')
+//   m = mlp_in_norm(h')          (a in a parallel block, which has neither this norm nor output norms)
 //   out = h' + mlp_out_norm(gated_act(m W_gate_up^T + b) W_down^T + b)     or a mixture of experts, see moe_block.h
 //
 // Letters: T tokens, C width, NH / NKV heads, HD head width, F MLP width. With sequence parallelism (Ulysses) over P
@@ -52,8 +52,8 @@ struct BlockActivations {
   Tensor attn, lse;                // (all T, NH * HD / P), (NH / P, all T)
   Tensor attn_mine;                // (T, NH * HD): of all heads; only with P > 1
   Tensor attn_out, attn_out_rstd;  // (T, C), (T): before the output norm; only with one
-  Tensor mid;                      // (T, C): h'
-  Tensor mlp_in, mlp_in_rstd;      // (T, C), (T)
+  Tensor mid;                      // (T, C): h'; not in a parallel block
+  Tensor mlp_in, mlp_in_rstd;      // (T, C), (T): only with such a norm
   Tensor gate_up, act;             // (T, 2F), (T, F)
   Tensor mlp_out, mlp_out_rstd;    // (T, C), (T)
   MoeActivations moe;              // instead of gate_up and act

@@ -24,7 +24,7 @@ constexpr int64_t kMaxWidth = int64_t{1} << 22, kMaxVocab = int64_t{1} << 24, kM
                   kMaxHeadDim = int64_t{1} << 16;
 constexpr int64_t kMaxPositions = int64_t{1} << 40;
 constexpr int64_t kMaxFileBytes = int64_t{16} << 20;
-constexpr double kMaxMultiplier = 1e9;
+constexpr double kMinMultiplier = 1e-9, kMaxMultiplier = 1e9;  // of those that something is divided by
 
 // ---- keys that change the maths
 
@@ -44,7 +44,7 @@ constexpr const char* kIgnored =
     "transformers ignores it for this model_type, and so would this trainer; remove it or set it to null";
 constexpr const char* kNoMla = "latent attention (DeepSeek's MLA) is not supported";
 
-constexpr std::array<DangerousKey, 29> kDangerousKeys = {{
+constexpr std::array<DangerousKey, 22> kDangerousKeys = {{
     {"quantization_config", HarmlessIf::Null,
      "the weights are quantised; use the checkpoint in bf16 or fp32 that it was made from"},
     {"compression_config", HarmlessIf::Null,
@@ -61,15 +61,8 @@ constexpr std::array<DangerousKey, 29> kDangerousKeys = {{
     {"q_lora_rank", HarmlessIf::NullOrZero, kNoMla},
     {"kv_lora_rank", HarmlessIf::NullOrZero, kNoMla},
     {"alibi", HarmlessIf::NullOrFalse, "position biases (ALiBi) are not supported"},
-    {"rope_interleave", HarmlessIf::NullOrFalse, "this family rotates halves, and transformers ignores the key"},
-    {"rope_interleaved", HarmlessIf::NullOrFalse, "this family rotates halves, and transformers ignores the key"},
     {"clip_qkv", HarmlessIf::Null, "clipping of q, k and v is not supported"},
     {"attention_chunk_size", HarmlessIf::Null, "chunked attention is not supported"},
-    {"embedding_multiplier", HarmlessIf::NullOrOne, kNoMultiplier},
-    {"residual_multiplier", HarmlessIf::NullOrOne, kNoMultiplier},
-    {"attention_multiplier", HarmlessIf::NullOrOne, kNoMultiplier},
-    {"logits_scaling", HarmlessIf::NullOrOne, kNoMultiplier},
-    {"logit_scale", HarmlessIf::NullOrOne, kNoMultiplier},
     {"scale_emb", HarmlessIf::NullOrOne, kNoMultiplier},
     {"scale_depth", HarmlessIf::NullOrOne, kNoMultiplier},
     {"final_logit_softcap", HarmlessIf::NullOrZero,
@@ -128,6 +121,19 @@ void refuse_dangerous_keys(const ConfigReader& reader, const Family& family) {
     unless(family.windows != WindowRule::Never, "sliding_window", HarmlessIf::NullOrZero);
   }
   unless(family.has_nope_layers, "no_rope_layers", HarmlessIf::Null);
+  unless(family.logit_scale != 0, "logit_scale", HarmlessIf::NullOrOne);
+  for (const char* key : {"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"}) {
+    unless(family.has_multipliers, key, HarmlessIf::NullOrOne);
+  }
+  unless(std::string_view(family.norm_eps_key) == "rms_norm_eps", "rms_norm_eps", HarmlessIf::Null);
+  refuse_unless(reader, "use_parallel_block", family.parallel_block ? HarmlessIf::NullOrTrue : HarmlessIf::NullOrFalse,
+                kIgnored);
+  const bool interleaved = family.rope_pairing == RopePairing::Interleaved;
+  for (const char* key : {"rope_interleave", "rope_interleaved"}) {
+    refuse_unless(reader, key, interleaved ? HarmlessIf::NullOrTrue : HarmlessIf::NullOrFalse,
+                  interleaved ? "this family rotates neighbours, and transformers ignores the key"
+                              : "this family rotates halves, and transformers ignores the key");
+  }
 }
 
 // ---- which family
@@ -214,7 +220,15 @@ void read_head(ModelConfig& c, const ConfigReader& reader, const Family& family)
   c.tie_word_embeddings = reader.boolean("tie_word_embeddings", family.defaults.tie_word_embeddings);
   c.pad_token_id = read_pad_token(reader, family, c.vocab_size);
   c.initializer_range = reader.number("initializer_range", 0.02, 0, 1);
-  c.norm_eps = reader.number("rms_norm_eps", family.defaults.norm_eps, 0, 1);
+  c.norm_eps = reader.number(family.norm_eps_key, family.defaults.norm_eps, 0, 1);
+  if (family.logit_scale != 0) {
+    c.logit_scale = reader.number("logit_scale", family.logit_scale, 0, kMaxMultiplier, true);
+  }
+  if (family.has_multipliers) {
+    c.embed_scale = reader.number("embedding_multiplier", 1, 0, kMaxMultiplier, true);
+    c.residual_multiplier = reader.number("residual_multiplier", 1, kMinMultiplier, kMaxMultiplier);
+    c.logit_scale = 1 / reader.number("logits_scaling", 1, kMinMultiplier, kMaxMultiplier);
+  }
   if (!family.is_gemma) return;
   c.embed_scale = std::sqrt(static_cast<double>(c.hidden_size));
   const auto cap = family.final_softcap ? std::optional<double>(family.final_softcap) : std::nullopt;
@@ -229,7 +243,7 @@ void read_attention(ModelConfig& c, const ConfigReader& reader, const Family& fa
       case BiasRule::Always:
         return true;
       case BiasRule::AttentionBiasKey:
-        return reader.boolean("attention_bias", family.attention_bias);
+        return reader.boolean("attention_bias", family.defaults.attention_bias);
       case BiasRule::QkvBiasKey:
         return reader.boolean("qkv_bias", true);
     }
@@ -244,6 +258,9 @@ void read_attention(ModelConfig& c, const ConfigReader& reader, const Family& fa
   if (family.is_gemma) {
     const int64_t scalar = reader.integer("query_pre_attn_scalar", kGemmaQueryScalar, 1, kMaxWidth, true);
     c.attention_scale = 1 / std::sqrt(static_cast<double>(scalar));
+  }
+  if (family.has_multipliers) {
+    c.attention_scale = reader.number("attention_multiplier", 1, 0, kMaxMultiplier, true);
   }
   if (family.has_attention_softcap_key) {
     c.attention_softcap =
@@ -364,6 +381,7 @@ void read_layers(ModelConfig& c, const ConfigReader& reader, const Family& famil
     }
     c.layers[l].window = sliding[l] ? window : 0;
     if (family.local_rope_theta) c.layers[l].rope = sliding[l] ? 1 : 0;
+    if (family.rotates_only_in_windows) c.layers[l].rope = sliding[l] ? 0 : -1;
   }
 }
 
@@ -380,8 +398,10 @@ ModelConfig parse_model_config(const json& hf, const std::string& where) {
   c.architecture = family.architecture;
   c.norm = family.norm;
   c.norms = family.norms;
+  c.parallel_block = family.parallel_block;
   c.qk_norm = family.qk_norm;
-  c.fused_qkv_on_disk = c.fused_gate_up_on_disk = family.fused_on_disk;
+  c.fused_qkv_on_disk = family.fused_qkv_on_disk;
+  c.fused_gate_up_on_disk = family.fused_gate_up_on_disk;
   read_sizes(c, reader, family.defaults);
   read_head(c, reader, family);
   read_activation(c, reader, family);

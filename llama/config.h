@@ -91,15 +91,23 @@ struct ModelConfig {
 
   // Embedding and head
   bool tie_word_embeddings = false;
-  double embed_scale = 1;     ///< multiplies the lookup only (Gemma)
+  double embed_scale = 1;     ///< multiplies the lookup only (Gemma, Granite)
+  double logit_scale = 1;     ///< multiplies the logits, before the softcap (Cohere2, Granite)
   double final_softcap = 0;   ///< cap * tanh(z / cap) on the logits; 0 = none
   int64_t pad_token_id = -1;  ///< nn.Embedding(padding_idx): its lookup has no gradient; -1 = none
   double initializer_range = 0.02;
 
-  // Norms. A residual branch is h += out_norm(f(in_norm(h))) with the norms that exist.
+  // Norms. A residual branch is h += r out_norm(f(in_norm(h))) with the norms that exist.
   NormKind norm = NormKind::Plain;
   double norm_eps = 1e-6;
   BlockNormNames norms;
+  bool parallel_block = false;  ///< h += A(x) + M(x), x = attn_in norm of h; its only norm (Cohere2)
+
+  /// r (Granite). Where every branch norms its input, r costs nothing: the stream holds h / r, to which a branch is
+  /// added as it is, and in_norm(h) = in_norm(h / r) with eps / r^2. Exact, but that h is rounded at another place.
+  double residual_multiplier = 1;
+  double stream_scale() const { return embed_scale / residual_multiplier; }  ///< multiplies the lookup
+  double stream_eps() const { return norm_eps / (residual_multiplier * residual_multiplier); }  ///< of input norms
 
   // Attention
   QkNorm qk_norm = QkNorm::None;
@@ -116,7 +124,7 @@ struct ModelConfig {
   MoeConfig moe;
 
   // On disk
-  bool fused_qkv_on_disk = false, fused_gate_up_on_disk = false;  ///< Phi-3
+  bool fused_qkv_on_disk = false, fused_gate_up_on_disk = false;  ///< Phi-3; GLM the second only
 
   nlohmann::json hf;  ///< config.json as read: whatever is not a knob is carried into the saved one
 

@@ -113,7 +113,7 @@ int64_t read_rotary_dim(const ConfigReader& top, const ConfigReader& dict, const
                         int64_t head_dim) {
   const char* key = "partial_rotary_factor";
   const ConfigReader& holder = dict.find(key) ? dict : top;
-  double partial = holder.optional_number(key, family.partial_rotary_factor, 0, 1, true).value_or(1.0);
+  double partial = holder.optional_number(key, family.defaults.partial_rotary_factor, 0, 1, true).value_or(1.0);
   if (!family.rotates_partially && partial != 1.0) {
     if (rope.type != "default") holder.refuse(key, "{} cannot rotate a part of a head", family.model_type);
     partial = 1.0;
@@ -128,6 +128,7 @@ int64_t read_rotary_dim(const ConfigReader& top, const ConfigReader& dict, const
 RopeConfig read_rope(const ConfigReader& top, const ConfigReader& dict, const Family& family,
                      const ModelConfig& config) {
   RopeConfig rope;
+  rope.pairing = family.rope_pairing;
   rope.max_position_embeddings = config.max_position_embeddings;
   rope.theta = dict.number("rope_theta", top.number("rope_theta", family.defaults.rope_theta, 1, kMaxTheta, true), 1,
                            kMaxTheta, true);

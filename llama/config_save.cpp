@@ -131,7 +131,7 @@ void save_sizes(json& out, const ModelConfig& c) {
 }
 
 void save_maths(json& out, const ModelConfig& c, const Family& family) {
-  out["rms_norm_eps"] = c.norm_eps;
+  out[family.norm_eps_key] = c.norm_eps;
   out["initializer_range"] = c.initializer_range;
   out["tie_word_embeddings"] = c.tie_word_embeddings;
   for (const char* dropout : {"attention_dropout", "resid_pdrop", "embd_pdrop"}) {
@@ -142,6 +142,13 @@ void save_maths(json& out, const ModelConfig& c, const Family& family) {
   if (family.qkv_bias == BiasRule::QkvBiasKey) out["qkv_bias"] = c.qkv_bias;
   if (family.has_mlp_bias_key) out["mlp_bias"] = c.mlp_bias;
   if (family.has_qk_norm_key) out["use_qk_norm"] = c.qk_norm != QkNorm::None;
+  if (family.logit_scale != 0) out["logit_scale"] = c.logit_scale;
+  if (family.has_multipliers) {
+    out["embedding_multiplier"] = c.embed_scale;
+    out["residual_multiplier"] = c.residual_multiplier;
+    out["attention_multiplier"] = c.attention_scale;
+    out["logits_scaling"] = 1 / c.logit_scale;
+  }
   if (!family.is_gemma) return;
   out["hidden_activation"] = "gelu_pytorch_tanh";
   out["query_pre_attn_scalar"] = std::llround(1 / (c.attention_scale * c.attention_scale));

@@ -39,6 +39,8 @@ struct FamilyDefaults {
   bool tie_word_embeddings = false;
   int64_t pad_token_id = -1;   ///< -1 = null
   int64_t sliding_window = 0;  ///< 0 = null
+  bool attention_bias = false;
+  double partial_rotary_factor = 1;
 };
 
 /// Which layers have experts.
@@ -80,6 +82,8 @@ struct Family {
   FamilyDefaults defaults;
 
   NormKind norm = NormKind::Plain;
+  const char* norm_eps_key = "rms_norm_eps";
+  bool parallel_block = false;  ///< attention and MLP read the same normed input
   BlockNormNames norms = {
       .attn_in = "input_layernorm", .attn_out = "", .mlp_in = "post_attention_layernorm", .mlp_out = ""};
   QkNorm qk_norm = QkNorm::None;
@@ -93,18 +97,20 @@ struct Family {
 
   std::vector<std::string_view> rope_types = {"default", "linear", "dynamic", "llama3", "yarn", "longrope"};
   RopeScalingKeys rope_scaling_keys = RopeScalingKeys::Any;
+  RopePairing rope_pairing = RopePairing::HalfSplit;
   bool rotates_partially = false;                ///< partial_rotary_factor counts with rope_type "default"
-  double partial_rotary_factor = 1;              ///< its default
   bool has_nope_layers = false;                  ///< `no_rope_layers`, `no_rope_layer_interval`
+  bool rotates_only_in_windows = false;          ///< layers without a window have no rotary embedding
   double local_rope_theta = 0;                   ///< layers with a window have a rotary table of their own; 0 = none
   int64_t original_max_position_embeddings = 0;  ///< default of the top-level key; 0 = no default
 
   bool is_gemma = false;  ///< GeGLU, scaled embedding, query_pre_attn_scalar, final_logit_softcapping
   double attention_softcap = 0, final_softcap = 0;  ///< defaults; 0 = null
   bool has_attention_softcap_key = false;
-  bool fused_on_disk = false;    ///< qkv_proj and gate_up_proj are single tensors
-  bool has_qk_norm_key = false;  ///< `use_qk_norm` turns qk_norm on
-  bool attention_bias = false;   ///< default of the key
+  double logit_scale = 0;        ///< default of the key `logit_scale`; 0 = no such key
+  bool has_multipliers = false;  ///< `embedding_`, `residual_`, `attention_multiplier`, `logits_scaling`: 1 if absent
+  bool fused_qkv_on_disk = false, fused_gate_up_on_disk = false;  ///< qkv_proj, gate_up_proj are single tensors
+  bool has_qk_norm_key = false;                                   ///< `use_qk_norm` turns qk_norm on
   bool has_sinks = false;
   std::optional<RopeConfig> scaled_rope = std::nullopt;  ///< where config.json has no scaling of its own
   std::optional<MoeRules> moe = std::nullopt;

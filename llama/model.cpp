@@ -74,7 +74,7 @@ Llama::Llama(Arena& arena, const ModelConfig& config, const ModelOptions& option
   const size_t block_end = arena.mark();
   arena.rewind(shared);
   arena.begin_section("scratch of the loss (shares the block's)");
-  const LossShape loss{config.final_softcap, options.loss_tile_tokens};
+  const LossShape loss{config.final_softcap, options.loss_tile_tokens, config.logit_scale};
   loss_workspace_ = arena.place(
       DType::U8, {static_cast<int64_t>(loss_workspace_bytes(loss, dtype, T, C, config.vocab_size))}, "loss workspace");
   if (arena.mark() < block_end) arena.rewind(block_end);
@@ -147,7 +147,7 @@ void Llama::run_forward(const Batch& batch, ParamStore& params, bool keeps_input
   if (router_load_ && keeps_inputs) inputs_.statistics = router_load_->statistics();
   params.gather(0);
   params.gather(1);
-  embedding_forward(device_, h_->write(0, T), at_tokens(tokens_), params.use(0).at(0), config_.embed_scale);
+  embedding_forward(device_, h_->write(0, T), at_tokens(tokens_), params.use(0).at(0), config_.stream_scale());
   params.release(0);
   for (int l = 0; l < config_.num_layers; l++) {
     const size_t i = static_cast<size_t>(l), unit = i + 1;
@@ -159,7 +159,7 @@ void Llama::run_forward(const Batch& batch, ParamStore& params, bool keeps_input
     params.release(unit);
   }
   rmsnorm_forward(device_, at_tokens(x_), x_rstd_.rows(0, T), h_->written(config_.num_layers, T),
-                  params.use(head_unit()).at(0), config_.norm_eps, config_.norm);
+                  params.use(head_unit()).at(0), config_.stream_eps(), config_.norm);
   params.release(head_unit());
   inputs_.statistics.clear();
 }
@@ -167,7 +167,7 @@ void Llama::run_forward(const Batch& batch, ParamStore& params, bool keeps_input
 void Llama::backward(const Batch& batch, ParamStore& params, const MicroStep& step, Tensor logits) {
   CHECK(inputs_.T == batch.size(), "backward() of a batch of {} tokens after forward() of one of {}", batch.size(),
         inputs_.T);
-  const LossShape loss{config_.final_softcap, options_.loss_tile_tokens};
+  const LossShape loss{config_.final_softcap, options_.loss_tile_tokens, config_.logit_scale};
   const int64_t T = inputs_.T, L = config_.num_layers;
   const Tensor dh = at_tokens(dh_);
   if (router_load_) inputs_.balance_slope = router_load_->balance_slope(step.weight, step.num_tokens);
@@ -195,7 +195,7 @@ void Llama::backward(const Batch& batch, ParamStore& params, const MicroStep& st
     params.reduce(unit);
   }
   const Tensor order = token_order_ ? at_tokens(token_order_) : Tensor{};
-  embedding_backward(device_, params.grads(0).at(0), dh, at_tokens(tokens_), order, config_.embed_scale,
+  embedding_backward(device_, params.grads(0).at(0), dh, at_tokens(tokens_), order, config_.stream_scale(),
                      config_.pad_token_id);
   params.release(0);
   params.reduce(0);
@@ -205,7 +205,7 @@ void Llama::evaluate(const Batch& batch, ParamStore& params, Tensor logits) {
   run_forward(batch, params, false);
   params.gather(0);
   params.gather(head_unit());
-  const LossShape loss{config_.final_softcap, options_.loss_tile_tokens};
+  const LossShape loss{config_.final_softcap, options_.loss_tile_tokens, config_.logit_scale};
   loss_forward(device_, nll_, at_tokens(x_), head_weight(params), at_tokens(targets_),
                {at_tokens(loss_rows_), num_targets_}, loss, loss_workspace_, logits);
   params.release(0);

@@ -1,7 +1,8 @@
 // Llama: the whole decoder, forward and backward, on one arena. The name is historical: every supported family runs
 // here.
 //
-//   h_0 = embed_scale * embed(tokens);  h_{l+1} = block_l(h_l);  x = final_norm(h_L);  logits = lm_head(x)
+//   h_0 = stream_scale * embed(tokens);  h_{l+1} = block_l(h_l);  x = final_norm(h_L);
+//   logits = softcap(logit_scale * lm_head(x))
 #pragma once
 
 #include <optional>

@@ -120,6 +120,21 @@ FIXTURES: dict[str, Fixture] = {
         attention_bias=True, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5})),
     "gpt_oss": Fixture("gpt_oss", dict(head_dim=10, num_local_experts=6, num_experts_per_tok=2, sliding_window=WINDOW,
                                        intermediate_size=22, swiglu_limit=1.5, **BALANCE), packs=False),
+    # Where eps is small nothing shows that it is wrong.
+    "cohere2": Fixture("cohere2", dict(hidden_size=36, num_hidden_layers=3, sliding_window=WINDOW, sliding_window_pattern=2,
+                                       logit_scale=0.375, layer_norm_eps=0.02, pad_token_id=PAD, tie_word_embeddings=True)),
+    "cohere2_biases": Fixture("cohere2", dict(
+        head_dim=10, num_key_value_heads=1, sliding_window=WINDOW, attention_bias=True, logit_scale=1.5,
+        layer_types=["sliding_attention"] * 2,  # the gradient of k's bias is 0 where nothing rotates: all rounding
+        **rope("linear", 5e4, factor=3.0))),
+    "glm": Fixture("glm", dict(head_dim=10, pad_token_id=PAD, attention_bias=True, **rope("default", partial_rotary_factor=0.6))),
+    "glm4": Fixture("glm4", dict(head_dim=12, num_key_value_heads=3, attention_bias=False)),
+    "glm4_biases": Fixture("glm4", {**WIDE, "attention_bias": True, "pad_token_id": PAD, "max_position_embeddings": 400, **rope(
+        "yarn", 1e4, factor=4.0, original_max_position_embeddings=100, partial_rotary_factor=0.8)}),
+    "granite": Fixture("granite", dict(hidden_size=36, embedding_multiplier=6.0, residual_multiplier=0.3,
+                                       attention_multiplier=0.2, logits_scaling=3.0, rms_norm_eps=0.05, pad_token_id=PAD)),
+    "granite_biases": Fixture("granite", dict(head_dim=10, num_key_value_heads=3, attention_bias=True, mlp_bias=True,
+                                              residual_multiplier=1.7, attention_multiplier=0.4, tie_word_embeddings=True)),
 }  # fmt: skip
 
 

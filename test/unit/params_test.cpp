@@ -82,7 +82,8 @@ TEST(Params, published_models_have_their_published_number_of_parameters) {
       {"Mistral7B_v03", 7'248'023'552}, {"Qwen25_05B", 494'032'768},       {"Qwen25_7B", 7'615'616'512},
       {"Qwen3_06B", 596'049'920},       {"Qwen3_8B", 8'190'735'360},       {"SmolLM3_3B", 3'075'098'624},
       {"OLMo2_7B", 7'298'617'344},      {"Phi3_mini_128k", 3'821'079'552}, {"Phi4_mini", 3'836'021'760},
-      {"Gemma2_2B", 2'614'341'888},     {"Gemma3_1B", 999'885'952}};
+      {"Gemma2_2B", 2'614'341'888},     {"Gemma3_1B", 999'885'952},        {"CommandR7B", 8'028'033'024},
+      {"GLM4_9B_Chat", 9'399'951'360},  {"GLM4_9B_0414", 9'400'094'720},   {"Granite31_2B", 2'533'525'504}};
   for (const PublishedModel* model : kPublishedModels)
     EXPECT_EQ(count(parse(model->v4)), published.at(model->name)) << model->name;
 }
@@ -178,6 +179,15 @@ TEST(Params, phi3_is_fused_on_disk_too) {
   EXPECT_EQ(gate_up.disk[0].hf_name, "model.layers.0.mlp.gate_up_proj.weight");
 }
 
+TEST(Params, glm_has_q_k_and_v_apart_and_gate_up_in_one_on_disk) {
+  const auto glm = disk_tensors(parse(kGLM4_9B_Chat.v4));
+  EXPECT_EQ(glm.at("model.layers.0.self_attn.q_proj.weight"), (Shape{4096, 4096}));
+  EXPECT_EQ(glm.at("model.layers.0.self_attn.k_proj.bias"), (Shape{256}));
+  EXPECT_EQ(glm.count("model.layers.0.self_attn.o_proj.bias"), 0u);
+  EXPECT_EQ(glm.at("model.layers.0.mlp.gate_up_proj.weight"), (Shape{2 * 13696, 4096}));
+  EXPECT_EQ(glm.count("model.layers.0.mlp.gate_proj.weight"), 0u);
+}
+
 TEST(Params, norms_are_where_the_family_has_them) {
   const auto gemma = disk_tensors(parse(kGemma3_1B.v4));
   for (const char* norm :
@@ -195,6 +205,14 @@ TEST(Params, norms_are_where_the_family_has_them) {
   const ParamUnit block = param_units(parse(kGemma2_2B.v4))[1];
   EXPECT_EQ(find(block, param_name::kAttnOutNorm).disk[0].hf_name, "model.layers.0.post_attention_layernorm.weight");
   EXPECT_EQ(find(block, param_name::kMlpInNorm).disk[0].hf_name, "model.layers.0.pre_feedforward_layernorm.weight");
+  const ParamUnit glm4 = param_units(parse(kGLM4_9B_0414.v4))[1];
+  EXPECT_EQ(find(glm4, param_name::kAttnInNorm).disk[0].hf_name, "model.layers.0.input_layernorm.weight");
+  EXPECT_EQ(find(glm4, param_name::kAttnOutNorm).disk[0].hf_name, "model.layers.0.post_self_attn_layernorm.weight");
+  EXPECT_EQ(find(glm4, param_name::kMlpInNorm).disk[0].hf_name, "model.layers.0.post_attention_layernorm.weight");
+  EXPECT_EQ(find(glm4, param_name::kMlpOutNorm).disk[0].hf_name, "model.layers.0.post_mlp_layernorm.weight");
+  EXPECT_EQ(names(param_units(parse(kCommandR7B.v4))[1]),
+            (std::vector<std::string>{"attn_in_norm.weight", "qkv_proj.weight", "o_proj.weight", "gate_up_proj.weight",
+                                      "down_proj.weight"}));
   const ParamUnit llama = param_units(parse(kLlama31_8B.v4))[1];
   EXPECT_EQ(find(llama, param_name::kMlpInNorm).disk[0].hf_name, "model.layers.0.post_attention_layernorm.weight");
 }
