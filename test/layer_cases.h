@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "layers/loss.h"
+#include "layers/mla.h"
 #include "layers/moe.h"
 #include "layers/qk_norm.h"
 #include "layers/rmsnorm.h"
@@ -150,6 +151,16 @@ inline const GroupedLinearCase kGroupedLinearCases[] = {
     {{0, 0, 130}, 72, 33},
     {{5, 0, 1, 9, 2, 7, 3, 11, 0, 4, 6, 8, 1, 1, 2, 3}, 16, 24},
 };
+
+struct MlaCase {
+  int64_t T;
+  MlaShape shape;
+};
+
+// One element of each; v as wide as q; odd widths; whole packs of fp32, and of bf16; more packs than a block has
+// threads.
+inline constexpr MlaCase kMlaCases[] = {
+    {1, {1, 1, 2, 1}}, {7, {3, 5, 4, 9}}, {5, {4, 12, 8, 4}}, {20, {2, 16, 8, 16}}, {3, {9, 128, 64, 128}}};
 
 struct UlyssesCase {
   int64_t Ts;
