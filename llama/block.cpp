@@ -8,6 +8,7 @@
 #include "layers/reduce.h"
 #include "layers/rmsnorm.h"
 #include "layers/rope.h"
+#include "llama/mla_block.h"
 #include "llama/moe_block.h"
 
 namespace {
@@ -34,7 +35,7 @@ BlockActivations at_size(const BlockActivations& a, const ModelConfig& c, const 
   v.mlp_in = first(a.mlp_in, {T, C}), v.mlp_in_rstd = first(a.mlp_in_rstd, {T});
   v.gate_up = first(a.gate_up, {T, 2 * F}), v.act = first(a.act, {T, F});
   v.mlp_out = first(a.mlp_out, {T, C}), v.mlp_out_rstd = first(a.mlp_out_rstd, {T});
-  v.moe = a.moe;
+  v.mla = a.mla, v.moe = a.moe;
   return v;
 }
 
@@ -47,7 +48,7 @@ BlockScratch at_size(const BlockScratch& s, const ModelConfig& c, const BlockInp
   v.d_attn = first(s.d_attn, {T, c.num_heads, c.head_dim});
   v.dqkv = first(s.dqkv, {T, c.num_heads + 2 * c.num_kv_heads, c.head_dim});
   v.attention_workspace = s.attention_workspace;
-  v.moe = s.moe;
+  v.mla = s.mla, v.moe = s.moe;
   v.d_attn_all = first(in.ulysses ? s.d_attn_all : s.d_attn, {all_T, heads.part_heads(), c.head_dim});
   v.dqkv_all = first(in.ulysses ? s.dqkv_all : s.dqkv, {all_T, heads.part_qkv_heads(), c.head_dim});
   return v;
@@ -102,6 +103,9 @@ BlockParams block_params(const ParamUnit& unit, std::span<const Tensor> views) {
   p.qkv = find(param_name::kQkv), p.qkv_bias = find(param_name::kQkvBias);
   p.q_norm = find(param_name::kQNorm), p.k_norm = find(param_name::kKNorm);
   p.sinks = find(param_name::kSinks);
+  p.q_a = find(param_name::kQA), p.q_a_bias = find(param_name::kQABias), p.q_a_norm = find(param_name::kQANorm);
+  p.q_b = find(param_name::kQB), p.kv_a = find(param_name::kKvA), p.kv_a_bias = find(param_name::kKvABias);
+  p.kv_a_norm = find(param_name::kKvANorm), p.kv_b = find(param_name::kKvB);
   p.o = find(param_name::kO), p.o_bias = find(param_name::kOBias);
   p.attn_out_norm = find(param_name::kAttnOutNorm), p.mlp_in_norm = find(param_name::kMlpInNorm);
   p.gate_up = find(param_name::kGateUp), p.gate_up_bias = find(param_name::kGateUpBias);
@@ -149,6 +153,7 @@ BlockActivations place_block_activations(Arena& arena, const ModelConfig& c, int
     a.gate_up = arena.place(dtype, {T, 2 * F}, "gate_up");
     a.act = arena.place(dtype, {T, F}, "act");
   }
+  if (c.mla) a.mla = place_mla_activations(arena, c, dtype, T);
   if (has(true)) a.moe = place_moe_activations(arena, c, dtype, T);
   if (!c.norms.mlp_out.empty()) {
     a.mlp_out = arena.place(dtype, {T, C}, "mlp_out");
@@ -172,6 +177,7 @@ BlockScratch place_block_scratch(Arena& arena, const ModelConfig& c, DType dtype
   if (!std::all_of(c.layers.begin(), c.layers.end(), is_moe)) {
     s.d_act = arena.place(dtype, {T, c.intermediate_size}, "d_act");
   }
+  if (c.mla) s.mla = place_mla_scratch(arena, c, dtype, T);
   if (c.moe) s.moe = place_moe_scratch(arena, c, dtype, T);
   s.d_attn = arena.place(dtype, {T, c.q_dim()}, "d_attn");
   s.dqkv = arena.place(dtype, {T, c.qkv_dim()}, "dqkv");
@@ -198,7 +204,11 @@ void block_forward(Device& device, const ModelConfig& c, int layer, Tensor out, 
   const bool has_qk_norm = c.qk_norm != QkNorm::None;
   const Tensor qkv = in.ulysses ? s.dqkv : a.qkv;  // of my tokens; the gradient's buffer is free in the forward
   const Tensor projected = has_qk_norm ? a.qkv_raw : qkv;
-  linear_forward(device, projected.reshaped({T, c.qkv_dim()}), attn_in, p.qkv, p.qkv_bias);
+  if (c.mla) {
+    mla_forward(device, c, projected, attn_in, p, a.mla, s.mla);
+  } else {
+    linear_forward(device, projected.reshaped({T, c.qkv_dim()}), attn_in, p.qkv, p.qkv_bias);
+  }
   const Rotation rotation = rotation_of(c, layer, in);
   if (has_qk_norm) {
     qk_norm_forward(device, qkv, a.qk_rstd, a.qkv_raw, p.q_norm, p.k_norm, qk_norm_shape(c), c.norm_eps, c.norm,
@@ -213,7 +223,9 @@ void block_forward(Device& device, const ModelConfig& c, int layer, Tensor out, 
   const Tensor mid = c.parallel_block ? out : a.mid;  // null where nothing needs it: the backward does not
   if (mid) {
     const Tensor attn_out = p.attn_out_norm ? a.attn_out : s.branch;
-    linear_forward(device, attn_out, a.attn_mine.reshaped({T, c.q_dim()}), p.o, p.o_bias);
+    const Tensor o_in = c.mla ? a.mla.attn.rows(0, T) : a.attn_mine.reshaped({T, c.q_dim()});
+    if (c.mla) mla_narrow(device, o_in, a.attn_mine, mla_shape(c));
+    linear_forward(device, attn_out, o_in, p.o, p.o_bias);
     if (p.attn_out_norm) {
       rmsnorm_forward(device, s.branch, a.attn_out_rstd, attn_out, p.attn_out_norm, c.norm_eps, c.norm);
     }
@@ -278,8 +290,14 @@ void block_backward(Device& device, const ModelConfig& c, int layer, Tensor dh, 
     d_attn_out = s.d_branch;
   }
   // attn_out = attn W_o^T + b,  attn = attention(rope(qk_norm(qkv_raw)))
-  linear_backward(device, s.d_attn.reshaped({T, c.q_dim()}), g.o, g.o_bias, d_attn_out,
-                  a.attn_mine.reshaped({T, c.q_dim()}), p.o);
+  if (c.mla) {
+    const Tensor d_narrow = s.mla.d_attn.rows(0, T);
+    linear_backward(device, d_narrow, g.o, g.o_bias, d_attn_out, a.mla.attn.rows(0, T), p.o);
+    mla_widen(device, s.d_attn, d_narrow, mla_shape(c));
+  } else {
+    linear_backward(device, s.d_attn.reshaped({T, c.q_dim()}), g.o, g.o_bias, d_attn_out,
+                    a.attn_mine.reshaped({T, c.q_dim()}), p.o);
+  }
   if (in.ulysses) in.ulysses->gather_heads_backward(device, s.d_attn_all, s.d_attn);
   attention_backward(device, s.dqkv_all, s.d_attn_all, a.qkv, a.attn, a.lse, in.documents,
                      attention_shape(c, layer, in.parts()), s.attention_workspace, my_sinks(p.sinks, in),
@@ -295,7 +313,11 @@ void block_backward(Device& device, const ModelConfig& c, int layer, Tensor dh, 
     rope_backward(device, dqkv, rotation.cos, rotation.sin, c.num_heads + c.num_kv_heads, rotation.interleaved);
   }
   const Tensor d_attn_in = c.parallel_block ? s.d_branch : s.branch;
-  linear_backward(device, d_attn_in, g.qkv, g.qkv_bias, dqkv.reshaped({T, c.qkv_dim()}), attn_in, p.qkv);
+  if (c.mla) {
+    mla_backward(device, c, d_attn_in, dqkv, attn_in, p, g, a.mla, s.mla);
+  } else {
+    linear_backward(device, d_attn_in, g.qkv, g.qkv_bias, dqkv.reshaped({T, c.qkv_dim()}), attn_in, p.qkv);
+  }
   if (c.parallel_block) residual_add(device, s.branch, s.d_branch, s.branch);  // attn_in fed the MLP as well
   if (p.attn_in_norm) {
     rmsnorm_backward(device, dh, g.attn_in_norm, s.branch, h, a.attn_in_rstd, p.attn_in_norm, c.norm, dh);

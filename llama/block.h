@@ -2,6 +2,7 @@
 //
 //   a = attn_in_norm(h)          (h itself without such a norm)
 //   qkv = a W_qkv^T + b;         q, k = qk_norm(q, k);  q, k = rope(q, k)
+//     or q, k, v from latents, see mla_block.h
 //   h' = h + attn_out_norm(attention(q, k, v) W_o^T + b)
 //   m = mlp_in_norm(h')          (a in a parallel block, which has neither this norm nor output norms)
 //   out = h' + mlp_out_norm(gated_act(m W_gate_up^T + b) W_down^T + b)     or a mixture of experts, see moe_block.h
@@ -16,18 +17,33 @@
 #include "comm/ulysses.h"
 #include "layers/attention.h"
 #include "layers/core/arena.h"
+#include "layers/mla.h"
 #include "llama/config.h"
 #include "llama/params.h"
 
 /// The weights (or their gradients) of a block by role; null where the model has none.
 struct BlockParams {
   Tensor attn_in_norm, qkv, qkv_bias, q_norm, k_norm, sinks, o, o_bias, attn_out_norm;
+  Tensor q_a, q_a_bias, q_a_norm, q_b, kv_a, kv_a_bias, kv_a_norm, kv_b;     // instead of qkv
   Tensor mlp_in_norm, gate_up, gate_up_bias, down, down_bias, mlp_out_norm;  // the MLP's, or those of the shared expert
   Tensor router, router_bias, experts_gate_up, experts_gate_up_bias, experts_down, experts_down_bias, shared_gate;
 };
 
 /// Finds them among the views of a unit.
 BlockParams block_params(const ParamUnit& unit, std::span<const Tensor> views);
+
+/// Of latent attention, see mla_block.h.
+struct MlaActivations {
+  Tensor q_raw, q, q_rstd;     // (T, LQ), (T, LQ), (T): the latent of q before and after its norm; only with one
+  Tensor kv_raw, kv, kv_rstd;  // (T, LK), (T, LK), (T)
+  Tensor attn;                 // (T, NH dv): attn_mine without its padding
+};
+
+struct MlaScratch {
+  Tensor q, kv, k_rope;                // (T, NH HD), (T, NH (dn + dv)), (T, dr), or their gradients
+  Tensor d_q_latent, d_kv_latent, dx;  // (T, LQ), (T, LK), (T, C)
+  Tensor d_attn;                       // (T, NH dv)
+};
 
 /// Of a mixture of experts, see moe_block.h: R = T k rows.
 struct MoeActivations {
@@ -56,6 +72,7 @@ struct BlockActivations {
   Tensor mlp_in, mlp_in_rstd;      // (T, C), (T): only with such a norm
   Tensor gate_up, act;             // (T, 2F), (T, F)
   Tensor mlp_out, mlp_out_rstd;    // (T, C), (T)
+  MlaActivations mla;              // beside qkv
   MoeActivations moe;              // instead of gate_up and act
 };
 
@@ -68,6 +85,7 @@ struct BlockScratch {
   Tensor dqkv;                  // (T, QKV)
   Tensor attention_workspace;   // bytes
   Tensor d_attn_all, dqkv_all;  // (all T, NH * HD / P), (all T, QKV / P): only with P > 1
+  MlaScratch mla;
   MoeScratch moe;
 };
 

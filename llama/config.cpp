@@ -42,9 +42,9 @@ constexpr const char* kNoMultiplier = "multipliers of this kind are not supporte
 constexpr const char* kCausalOnly = "only causal language models are supported";
 constexpr const char* kIgnored =
     "transformers ignores it for this model_type, and so would this trainer; remove it or set it to null";
-constexpr const char* kNoMla = "latent attention (DeepSeek's MLA) is not supported";
+constexpr const char* kNoMla = "this model_type has no latent attention (MLA), and transformers ignores the key";
 
-constexpr std::array<DangerousKey, 22> kDangerousKeys = {{
+constexpr std::array<DangerousKey, 20> kDangerousKeys = {{
     {"quantization_config", HarmlessIf::Null,
      "the weights are quantised; use the checkpoint in bf16 or fp32 that it was made from"},
     {"compression_config", HarmlessIf::Null,
@@ -58,8 +58,6 @@ constexpr std::array<DangerousKey, 22> kDangerousKeys = {{
     {"is_encoder_decoder", HarmlessIf::NullOrFalse, kCausalOnly},
     {"add_cross_attention", HarmlessIf::NullOrFalse, kCausalOnly},
     {"moe_num_experts", HarmlessIf::NullOrZero, kNoExperts},
-    {"q_lora_rank", HarmlessIf::NullOrZero, kNoMla},
-    {"kv_lora_rank", HarmlessIf::NullOrZero, kNoMla},
     {"alibi", HarmlessIf::NullOrFalse, "position biases (ALiBi) are not supported"},
     {"clip_qkv", HarmlessIf::Null, "clipping of q, k and v is not supported"},
     {"attention_chunk_size", HarmlessIf::Null, "chunked attention is not supported"},
@@ -129,7 +127,11 @@ void refuse_dangerous_keys(const ConfigReader& reader, const Family& family) {
   refuse_unless(reader, "use_parallel_block", family.parallel_block ? HarmlessIf::NullOrTrue : HarmlessIf::NullOrFalse,
                 kIgnored);
   const bool interleaved = family.rope_pairing == RopePairing::Interleaved;
+  for (const char* key : {"q_lora_rank", "kv_lora_rank"}) {
+    if (!family.has_mla) refuse_unless(reader, key, HarmlessIf::NullOrZero, kNoMla);
+  }
   for (const char* key : {"rope_interleave", "rope_interleaved"}) {
+    if (family.has_mla && std::string_view(key) == "rope_interleave") continue;
     refuse_unless(reader, key, interleaved ? HarmlessIf::NullOrTrue : HarmlessIf::NullOrFalse,
                   interleaved ? "this family rotates neighbours, and transformers ignores the key"
                               : "this family rotates halves, and transformers ignores the key");
@@ -165,6 +167,21 @@ void check_architecture(const ConfigReader& reader, const Family& family) {
 
 // ---- sizes, norms, head
 
+/// transformers 5 writes the width that rotates as head_dim, and reads it before qk_rope_head_dim.
+MlaConfig read_mla(const ConfigReader& reader) {
+  MlaConfig mla;
+  mla.q_lora_rank = reader.optional_integer("q_lora_rank", 1536, 0, kMaxWidth).value_or(0);
+  mla.kv_lora_rank = reader.integer("kv_lora_rank", 512, 1, kMaxWidth);
+  mla.nope = reader.integer("qk_nope_head_dim", 128, 1, kMaxHeadDim);
+  mla.rope = reader.integer("qk_rope_head_dim", 64, 2, kMaxHeadDim);
+  mla.v = reader.integer("v_head_dim", 128, 1, kMaxHeadDim);
+  if (reader.has("head_dim")) mla.rope = reader.integer("head_dim", 0, 2, kMaxHeadDim);
+  if (mla.v > mla.nope + mla.rope) {
+    reader.refuse("v_head_dim", "wider than a head of q, {} + {}, which is not supported", mla.nope, mla.rope);
+  }
+  return mla;
+}
+
 void read_sizes(ModelConfig& c, const ConfigReader& reader, const FamilyDefaults& d) {
   c.vocab_size = reader.integer("vocab_size", d.vocab_size, 1, kMaxVocab);
   c.hidden_size = reader.integer("hidden_size", d.hidden_size, 1, kMaxWidth);
@@ -180,8 +197,16 @@ void read_sizes(ModelConfig& c, const ConfigReader& reader, const FamilyDefaults
                   "it must divide num_attention_heads, which is {} (an absent num_key_value_heads means {})",
                   c.num_heads, c.num_kv_heads);
   }
-  const auto head_dim = reader.optional_integer(
-      "head_dim", d.head_dim ? std::optional<int64_t>(d.head_dim) : std::nullopt, 1, kMaxHeadDim);
+  if (c.mla) {
+    c.head_dim = c.mla.nope + c.mla.rope;
+    if (c.num_kv_heads != c.num_heads) {
+      reader.refuse("num_key_value_heads", "latent attention has as many as num_attention_heads, {}", c.num_heads);
+    }
+  }
+  const auto head_dim =
+      c.mla ? std::optional<int64_t>(c.head_dim)
+            : reader.optional_integer("head_dim", d.head_dim ? std::optional<int64_t>(d.head_dim) : std::nullopt, 1,
+                                      kMaxHeadDim);
   if (!head_dim && c.hidden_size % c.num_heads != 0) {
     reader.refuse("hidden_size", "it is not a multiple of num_attention_heads, {}, and there is no head_dim",
                   c.num_heads);
@@ -400,6 +425,8 @@ ModelConfig parse_model_config(const json& hf, const std::string& where) {
   c.norms = family.norms;
   c.parallel_block = family.parallel_block;
   c.qk_norm = family.qk_norm;
+  c.has_mtp_on_disk = family.has_mtp;
+  if (family.has_mla) c.mla = read_mla(reader);
   c.fused_qkv_on_disk = family.fused_qkv_on_disk;
   c.fused_gate_up_on_disk = family.fused_gate_up_on_disk;
   read_sizes(c, reader, family.defaults);
@@ -409,6 +436,13 @@ ModelConfig parse_model_config(const json& hf, const std::string& where) {
   read_layers(c, reader, family);
   read_moe(c, reader, family);
   c.ropes = read_ropes(reader, family, c);
+  if (c.mla) {
+    const RopeConfig& rope = c.ropes.front();
+    if (rope.type != "default" && rope.mscale_all_dim.value_or(0) != 0) {
+      const double temperature = yarn_temperature(rope.factor.value_or(1), *rope.mscale_all_dim);
+      c.attention_scale *= temperature * temperature;
+    }
+  }
   c.hf = hf;
   return c;
 }

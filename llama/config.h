@@ -42,6 +42,9 @@ struct RopeTable {
   double attention_factor = 1;  ///< multiplies cos and sin
 };
 
+/// yarn: 0.1 m ln(factor) + 1, or 1 where nothing is stretched.
+double yarn_temperature(double factor, double mscale);
+
 /// The table for a batch whose longest document has `max_document_tokens` tokens (max(position) + 1).
 RopeTable make_rope_table(const RopeConfig& rope, int64_t max_document_tokens);
 
@@ -81,6 +84,13 @@ struct BlockNormNames {
   std::string attn_in, attn_out, mlp_in, mlp_out;
 };
 
+/// Latent attention (DeepSeek-V3): see mla_block.h. head_dim is nope + rope, and every query head has a kv head.
+struct MlaConfig {
+  int64_t q_lora_rank = 0, kv_lora_rank = 0;  ///< widths of the latents; q 0 = none; kv 0 = plain attention
+  int64_t nope = 0, rope = 0, v = 0;          ///< widths of a head: without position, that rotates, of v
+  explicit operator bool() const { return kv_lora_rank > 0; }
+};
+
 struct ModelConfig {
   std::string model_type;    ///< "llama", for messages and for saving
   std::string architecture;  ///< "LlamaForCausalLM"
@@ -114,7 +124,8 @@ struct ModelConfig {
   bool qkv_bias = false, o_bias = false;
   double attention_scale = 0;    ///< multiplies q . k
   double attention_softcap = 0;  ///< cap * tanh(s / cap) on the scores; 0 = none
-  bool has_sinks = false;        ///< a logit of each query head that takes part in its softmax
+  MlaConfig mla;
+  bool has_sinks = false;  ///< a logit of each query head that takes part in its softmax
   std::vector<RopeConfig> ropes;
   std::vector<LayerConfig> layers;  ///< (L)
 
@@ -124,11 +135,13 @@ struct ModelConfig {
   MoeConfig moe;
 
   // On disk
+  bool has_mtp_on_disk = false;  ///< tensors of layers beyond num_layers, which predict further tokens, are left out
   bool fused_qkv_on_disk = false, fused_gate_up_on_disk = false;  ///< Phi-3; GLM the second only
 
   nlohmann::json hf;  ///< config.json as read: whatever is not a knob is carried into the saved one
 
   int64_t q_dim() const { return num_heads * head_dim; }
+  int64_t o_dim() const { return mla ? num_heads * mla.v : q_dim(); }  ///< what o_proj reads
   int64_t kv_dim() const { return num_kv_heads * head_dim; }
   int64_t qkv_dim() const { return q_dim() + 2 * kv_dim(); }
 };

@@ -55,9 +55,9 @@ void read_router(RouterShape& router, const ConfigReader& reader, const MoeRules
     if (rules.score != RouterScore::Sigmoid && !router.renormalize) router.score = RouterScore::SoftmaxAll;
   }
   if (!rules.has_groups) return;
-  router.scale = reader.number("routed_scaling_factor", 1, 0, kMaxFactor, true);
-  router.num_groups = reader.integer("n_group", 1, 1, kMaxExperts);
-  router.top_groups = reader.integer("topk_group", 1, 1, kMaxExperts);
+  router.scale = reader.number("routed_scaling_factor", rules.scale, 0, kMaxFactor, true);
+  router.num_groups = reader.integer("n_group", rules.num_groups, 1, kMaxExperts);
+  router.top_groups = reader.integer("topk_group", rules.top_groups, 1, kMaxExperts);
   const int64_t width = router.num_experts / router.num_groups;
   if (router.num_experts % router.num_groups != 0 || (router.num_groups > 1 && width < 2)) {
     reader.refuse("n_group", "expected groups of equal size, and of two experts at least, of {} experts",

@@ -139,7 +139,8 @@ RopeConfig read_rope(const ConfigReader& top, const ConfigReader& dict, const Fa
   } else {
     read_scaling(rope, top, dict, family);
   }
-  rope.rotary_dim = read_rotary_dim(top, dict, family, rope, config.head_dim);
+  rope.rotary_dim = config.mla ? config.mla.rope : read_rotary_dim(top, dict, family, rope, config.head_dim);
+  if (config.mla && !top.boolean("rope_interleave", true)) rope.pairing = RopePairing::HalfSplit;
   if (rope.type == "longrope") {
     const size_t half = static_cast<size_t>(rope.rotary_dim / 2);
     rope.short_factor = dict.positive_numbers("short_factor", half);

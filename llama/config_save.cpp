@@ -126,7 +126,14 @@ void save_sizes(json& out, const ModelConfig& c) {
   out["num_hidden_layers"] = c.num_layers;
   out["num_attention_heads"] = c.num_heads;
   out["num_key_value_heads"] = c.num_kv_heads;
-  out["head_dim"] = c.head_dim;
+  out["head_dim"] = c.mla ? c.mla.rope : c.head_dim;
+  if (c.mla) {
+    out["q_lora_rank"] = null_if(c.mla.q_lora_rank == 0, c.mla.q_lora_rank);
+    out["kv_lora_rank"] = c.mla.kv_lora_rank;
+    out["qk_nope_head_dim"] = c.mla.nope, out["qk_rope_head_dim"] = c.mla.rope, out["v_head_dim"] = c.mla.v;
+    out["qk_head_dim"] = c.head_dim;
+    out["rope_interleave"] = c.ropes.at(0).pairing == RopePairing::Interleaved;
+  }
   out["max_position_embeddings"] = c.max_position_embeddings;
 }
 

@@ -67,6 +67,8 @@ struct MoeRules {
   RouterScore score = RouterScore::SoftmaxSelected;
   bool has_norm_topk_key = false, norm_topk = true;  ///< `norm_topk_prob`, and its default
   bool has_groups = false;  ///< `n_group`, `topk_group`, `routed_scaling_factor`, a bias of the choice
+  double scale = 1;         ///< defaults of has_groups
+  int64_t num_groups = 1, top_groups = 1;
   ExpertLayers layers = ExpertLayers::All;
   int64_t first_dense = 0;  ///< AfterFirst: the default
   SharedExpert shared = SharedExpert::None;
@@ -112,6 +114,8 @@ struct Family {
   bool fused_qkv_on_disk = false, fused_gate_up_on_disk = false;  ///< qkv_proj, gate_up_proj are single tensors
   bool has_qk_norm_key = false;                                   ///< `use_qk_norm` turns qk_norm on
   bool has_sinks = false;
+  bool has_mla = false;                                  ///< DeepSeek-V3
+  bool has_mtp = false;                                  ///< checkpoints hold layers that predict further tokens
   std::optional<RopeConfig> scaled_rope = std::nullopt;  ///< where config.json has no scaling of its own
   std::optional<MoeRules> moe = std::nullopt;
 };

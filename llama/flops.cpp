@@ -41,9 +41,18 @@ double flops_of(const ModelConfig& model, std::span<const int64_t> document_leng
   const auto expert = static_cast<double>(moe.intermediate_size),
              shared = static_cast<double>(moe.shared_intermediate_size);
   const double moe_weights = C * E + 3 * C * (k * expert + shared) + (moe.has_shared_gate ? C : 0);
+  const MlaConfig& mla = model.mla;
+  const auto NH = static_cast<double>(model.num_heads), o_dim = static_cast<double>(model.o_dim());
+  double attention_weights = C * qkv_dim + q_dim * C;
+  if (mla) {
+    const auto LQ = static_cast<double>(mla.q_lora_rank), LK = static_cast<double>(mla.kv_lora_rank);
+    const double of_q = LQ > 0 ? LQ * (C + q_dim) : C * q_dim;
+    attention_weights =
+        of_q + C * (LK + static_cast<double>(mla.rope)) + LK * NH * static_cast<double>(mla.nope + mla.v) + o_dim * C;
+  }
   double weights = 0;
   for (const LayerConfig& layer : model.layers) {
-    weights += C * qkv_dim + q_dim * C + (layer.is_moe ? moe_weights : 3 * C * F);
+    weights += attention_weights + (layer.is_moe ? moe_weights : 3 * C * F);
   }
   double flops = 6 * weights * static_cast<double>(num_tokens) + 6 * C * V * static_cast<double>(num_loss_tokens);
   int64_t last_window = -1;
@@ -51,7 +60,7 @@ double flops_of(const ModelConfig& model, std::span<const int64_t> document_leng
   for (const LayerConfig& layer : model.layers) {  // windows come in long runs: count each run's pairs once
     if (layer.window != last_window) pairs = visible_pairs(document_lengths, layer.window);
     last_window = layer.window;
-    flops += 12 * q_dim * pairs;
+    flops += 6 * (q_dim + o_dim) * pairs;
   }
   return flops;
 }

@@ -2,6 +2,9 @@
 // ...).
 #include "llama/params.h"
 
+#include <cstdlib>
+#include <string_view>
+
 namespace {
 
 DiskTensor whole(std::string hf_name, Shape shape) {
@@ -65,8 +68,12 @@ class BlockParams {
     const std::vector<Part> split = {
         {"self_attn.q_proj", c_.q_dim()}, {"self_attn.k_proj", c_.kv_dim()}, {"self_attn.v_proj", c_.kv_dim()}};
     const std::vector<Part> fused = {{"self_attn.qkv_proj", c_.qkv_dim()}};
-    add_linear(param_name::kQkv, param_name::kQkvBias, c_.fused_qkv_on_disk ? fused : split, c_.hidden_size,
-               c_.qkv_bias);
+    if (c_.mla) {
+      add_latent_attention();
+    } else {
+      add_linear(param_name::kQkv, param_name::kQkvBias, c_.fused_qkv_on_disk ? fused : split, c_.hidden_size,
+                 c_.qkv_bias);
+    }
     if (c_.qk_norm != QkNorm::None) {
       const bool per_head = c_.qk_norm == QkNorm::PerHead;
       add_norm(param_name::kQNorm, "self_attn.q_norm", per_head ? c_.head_dim : c_.q_dim());
@@ -75,7 +82,24 @@ class BlockParams {
     if (c_.has_sinks) {
       params_.push_back(param(param_name::kSinks, {c_.num_heads}, Init::Normal, prefix_ + "self_attn.sinks"));
     }
-    add_linear(param_name::kO, param_name::kOBias, {{"self_attn.o_proj", c_.hidden_size}}, c_.q_dim(), c_.o_bias);
+    add_linear(param_name::kO, param_name::kOBias, {{"self_attn.o_proj", c_.hidden_size}}, c_.o_dim(), c_.o_bias);
+  }
+
+  void add_latent_attention() {
+    const MlaConfig& mla = c_.mla;
+    if (mla.q_lora_rank > 0) {
+      add_linear(param_name::kQA, param_name::kQABias, {{"self_attn.q_a_proj", mla.q_lora_rank}}, c_.hidden_size,
+                 c_.qkv_bias);
+      add_norm(param_name::kQANorm, "self_attn.q_a_layernorm", mla.q_lora_rank);
+      add_linear(param_name::kQB, "", {{"self_attn.q_b_proj", c_.q_dim()}}, mla.q_lora_rank, false);
+    } else {
+      add_linear(param_name::kQB, "", {{"self_attn.q_proj", c_.q_dim()}}, c_.hidden_size, false);
+    }
+    add_linear(param_name::kKvA, param_name::kKvABias, {{"self_attn.kv_a_proj_with_mqa", mla.kv_lora_rank + mla.rope}},
+               c_.hidden_size, c_.qkv_bias);
+    add_norm(param_name::kKvANorm, "self_attn.kv_a_layernorm", mla.kv_lora_rank);
+    add_linear(param_name::kKvB, "", {{"self_attn.kv_b_proj", c_.num_heads * (mla.nope + mla.v)}}, mla.kv_lora_rank,
+               false);
   }
 
   void add_mlp(const std::string& module, int64_t F) {
@@ -156,6 +180,10 @@ std::vector<ParamUnit> param_units(const ModelConfig& config) {
 
 bool is_harmless_extra_tensor(const ModelConfig& config, const std::string& hf_name) {
   if (hf_name == "lm_head.weight") return config.tie_word_embeddings;
+  constexpr std::string_view kLayers = "model.layers.";
+  if (config.has_mtp_on_disk && hf_name.starts_with(kLayers)) {
+    if (std::strtoll(hf_name.c_str() + kLayers.size(), nullptr, 10) >= config.num_layers) return true;
+  }
   for (const char* buffer : {"rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"}) {
     if (hf_name.starts_with("model.") && hf_name.ends_with(std::string(".") + buffer)) return true;
   }

@@ -42,7 +42,16 @@ inline constexpr const char* kQkv = "qkv_proj.weight";             // (q_dim + 2
 inline constexpr const char* kQkvBias = "qkv_proj.bias";
 inline constexpr const char* kQNorm = "q_norm.weight";  // (HD) or (q_dim)
 inline constexpr const char* kKNorm = "k_norm.weight";  // (HD) or (kv_dim)
-inline constexpr const char* kO = "o_proj.weight";      // (C, q_dim)
+// Of latent attention, instead of qkv
+inline constexpr const char* kQA = "q_a_proj.weight";  // (LQ, C)
+inline constexpr const char* kQABias = "q_a_proj.bias";
+inline constexpr const char* kQANorm = "q_a_norm.weight";  // (LQ)
+inline constexpr const char* kQB = "q_b_proj.weight";      // (q_dim, LQ); (q_dim, C) without a latent of q
+inline constexpr const char* kKvA = "kv_a_proj.weight";    // (LK + dr, C)
+inline constexpr const char* kKvABias = "kv_a_proj.bias";
+inline constexpr const char* kKvANorm = "kv_a_norm.weight";  // (LK)
+inline constexpr const char* kKvB = "kv_b_proj.weight";      // (NH (dn + dv), LK)
+inline constexpr const char* kO = "o_proj.weight";           // (C, o_dim)
 inline constexpr const char* kOBias = "o_proj.bias";
 inline constexpr const char* kSinks = "sinks";  // (NH)
 inline constexpr const char* kAttnOutNorm = "attn_out_norm.weight";

@@ -16,6 +16,9 @@ std::string part_of(const std::string& param) {
   if (param.starts_with("router") || param == param_name::kSharedGate) return "router";
   if (param.starts_with("experts")) return "experts";
   if (param == param_name::kSinks) return "attention";
+  for (const char* latent : {"q_a_proj", "q_b_proj", "kv_a_proj", "kv_b_proj"}) {
+    if (param.starts_with(latent)) return "attention";
+  }
   return "norms";
 }
 

@@ -118,6 +118,15 @@ FIXTURES: dict[str, Fixture] = {
         head_dim=12, num_hidden_layers=3, n_routed_experts=8, n_group=4, topk_group=2, num_experts_per_tok=3,
         moe_intermediate_size=14, n_shared_experts=2, first_k_dense_replace=1, routed_scaling_factor=1.7, use_qk_norm=True,
         attention_bias=True, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5})),
+    "deepseek_v3": Fixture("deepseek_v3", dict(
+        num_key_value_heads=6, num_hidden_layers=3, q_lora_rank=14, kv_lora_rank=10, qk_nope_head_dim=7, qk_rope_head_dim=4,
+        v_head_dim=9, n_routed_experts=8, n_group=4, topk_group=2, num_experts_per_tok=3, moe_intermediate_size=14,
+        n_shared_experts=1, first_k_dense_replace=1, routed_scaling_factor=2.5, attention_bias=True, max_position_embeddings=400,
+        **rope("yarn", 1e4, factor=4.0, original_max_position_embeddings=100, mscale=1.0, mscale_all_dim=1.0))),
+    "deepseek_v3_plain": Fixture("deepseek_v3", dict(
+        num_key_value_heads=6, q_lora_rank=None, kv_lora_rank=10, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=10,
+        n_routed_experts=4, n_group=1, topk_group=1, num_experts_per_tok=2, moe_intermediate_size=14, n_shared_experts=2,
+        first_k_dense_replace=0, norm_topk_prob=False, rope_interleave=False, pad_token_id=PAD)),
     "gpt_oss": Fixture("gpt_oss", dict(head_dim=10, num_local_experts=6, num_experts_per_tok=2, sliding_window=WINDOW,
                                        intermediate_size=22, swiglu_limit=1.5, **BALANCE), packs=False),
     # Where eps is small nothing shows that it is wrong.

@@ -5,7 +5,7 @@
 
 namespace {
 
-const char* const kFamilies[] = {"mistral", "gemma2", "qwen3", "smollm3", "mixtral_fused", "qwen2_moe"};
+const char* const kFamilies[] = {"mistral", "gemma2", "qwen3", "smollm3", "mixtral_fused", "qwen2_moe", "deepseek_v3"};
 // A load-balancing loss is of a whole micro-step: these two are no sums over documents.
 const char* const kBalanced[] = {"qwen3_moe", "gpt_oss"};
 

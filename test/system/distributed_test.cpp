@@ -136,6 +136,7 @@ TEST_F(Distributed, experts_have_the_gradients_of_one_rank) {
   compare("gpt_oss", {kMicro, "8"}, {{2, {kSp, "2"}}, {6, {kSp, "6"}}, {4, {kSp, "2", kMicro, "4"}}});
   // Without such a loss the rows may be cut as they like.
   compare("glm4_moe", {}, {{2, {kSp, "2"}}, {4, {kSp, "2"}}});
+  compare("deepseek_v3", {}, {{3, {kSp, "3"}}, {4, {kSp, "2"}}});
   compare("qwen2_moe", {}, {{4, {}}, {6, {kSp, "6"}}});
 }
 
