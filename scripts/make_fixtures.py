@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from safetensors import safe_open
 
 from common import die
-from packed import Batch, KeepFloat64, alone_logits, nll_sum, pack_rows, packed_logits, relative_l2, write_dump
+from packed import Batch, KeepFloat64, alone_logits, eager, nll_sum, pack_rows, packed_logits, relative_l2, write_dump
 
 V, PAD = 97, 5
 DOCUMENT_TOKENS = ((1, 2, 9, 13), (13, 1, 6, 8))  # (rows, documents); the last 3 tokens of row 0 are padding
@@ -203,15 +203,10 @@ def v4_layout(config: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def has_experts(config: transformers.PretrainedConfig) -> bool:
-    return hasattr(config, "num_experts_per_tok")
-
-
 def load(directory: Path, config_file: str, dtype: torch.dtype) -> torch.nn.Module:
     config = AutoConfig.from_pretrained(directory / config_file)
-    eager = {"attn_implementation": "eager"} | ({"experts_implementation": "eager"} if has_experts(config) else {})
     model, info = AutoModelForCausalLM.from_pretrained(
-        directory, config=config, dtype=dtype, output_loading_info=True, **eager)  # fmt: skip
+        directory, config=config, dtype=dtype, output_loading_info=True, **eager(config))  # fmt: skip
     wrong = {key: value for key, value in info.items() if value}
     if wrong:
         die(f"{directory}: transformers reports {wrong}")
