@@ -5,7 +5,7 @@
 
 namespace {
 
-const char* const kFamilies[] = {"mistral", "gemma2", "qwen3", "smollm3"};
+const char* const kFamilies[] = {"mistral", "gemma2", "qwen3", "smollm3", "cohere2", "glm4", "granite"};
 
 const std::vector<int64_t> kLengths = {5, 1, 2, 70, 33, 64, 65};
 
