@@ -5,7 +5,8 @@
 
 namespace {
 
-const char* const kFamilies[] = {"mistral", "gemma2", "qwen3", "smollm3", "mixtral_fused", "qwen2_moe", "deepseek_v3"};
+const char* const kFamilies[] = {"mistral", "gemma2",  "qwen3",         "smollm3",   "cohere2",
+                                 "glm4",    "granite", "mixtral_fused", "qwen2_moe", "deepseek_v3"};
 // A load-balancing loss is of a whole micro-step: these two are no sums over documents.
 const char* const kBalanced[] = {"qwen3_moe", "gpt_oss"};
 
