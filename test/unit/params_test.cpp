@@ -88,6 +88,15 @@ TEST(Params, published_models_have_their_published_number_of_parameters) {
     EXPECT_EQ(count(parse(model->v4)), published.at(model->name)) << model->name;
 }
 
+TEST(Params, mixtures_of_experts_have_their_published_number_of_parameters) {
+  const std::map<std::string, int64_t> published = {
+      {"mixtral_8x7b", 46'702'792'704}, {"qwen1.5_moe_a2.7b", 14'315'784'192}, {"qwen3_30b_a3b", 30'532'122'624},
+      {"gpt_oss_20b", 20'914'757'184},  {"glm_4.5_air", 106'852'245'504},      {"deepseek_v3", 671'026'404'352}};
+  for (const auto& [name, parameters] : published) {
+    EXPECT_EQ(count(load_model_config("configs/models/" + name + ".json")), parameters) << name;
+  }
+}
+
 TEST(Params, fixtures_hold_exactly_the_listed_tensors) {
   int64_t checkpoints = 0;
   for (const auto& entry : fs::directory_iterator("test/fixtures")) {
