@@ -44,9 +44,7 @@ constexpr const char* kIgnored =
     "transformers ignores it for this model_type, and so would this trainer; remove it or set it to null";
 constexpr const char* kNoMla = "this model_type has no latent attention (MLA), and transformers ignores the key";
 
-constexpr std::array<DangerousKey, 20> kDangerousKeys = {{
-    {"quantization_config", HarmlessIf::Null,
-     "the weights are quantised; use the checkpoint in bf16 or fp32 that it was made from"},
+constexpr std::array<DangerousKey, 19> kDangerousKeys = {{
     {"compression_config", HarmlessIf::Null,
      "the weights are compressed; use the checkpoint in bf16 or fp32 that it was made from"},
     {"attention_dropout", HarmlessIf::NullOrZero, kNoDropout},
@@ -92,9 +90,24 @@ void refuse_unless(const ConfigReader& reader, const char* key, HarmlessIf rule,
   if (value && !is_harmless(*value, rule)) reader.refuse(key, "{}", why);
 }
 
+/// MXFP4 and FP8 of tiles of 128 x 128 are decoded while they are loaded: quantized.h.
+void check_quantization(const ConfigReader& reader) {
+  const char* key = "quantization_config";
+  const json* quantization = reader.find(key);
+  if (!quantization || quantization->is_null()) return;
+  const std::string method = quantization->is_object() ? quantization->value("quant_method", "") : "";
+  const bool is_fp8 = method == "fp8" && quantization->value("weight_block_size", json()) == json({128, 128}) &&
+                      quantization->value("fmt", "e4m3") == "e4m3";
+  if (method == "mxfp4" || is_fp8) return;
+  reader.refuse(key,
+                "of quantised weights only mxfp4, and fp8 with weight_block_size [128, 128], are decoded; use the "
+                "checkpoint in bf16 or fp32 that it was made from");
+}
+
 /// Keys that matter in other families, where this one ignores them: set, they say that something else was meant.
 void refuse_dangerous_keys(const ConfigReader& reader, const Family& family) {
   for (const DangerousKey& d : kDangerousKeys) refuse_unless(reader, d.key, d.harmless, d.why);
+  check_quantization(reader);
   const auto unless = [&](bool heeded, const char* key, HarmlessIf rule) {
     if (!heeded) refuse_unless(reader, key, rule, kIgnored);
   };

@@ -175,6 +175,7 @@ json config_to_save(const ModelConfig& config, const std::string& torch_dtype) {
   out["model_type"] = config.model_type;
   out["architectures"] = {config.architecture};
   out["torch_dtype"] = out["dtype"] = torch_dtype;
+  out.erase("quantization_config");  // weights are saved as they were trained
   save_sizes(out, config);
   save_maths(out, config, *family);
   save_layers(out, config, *family);

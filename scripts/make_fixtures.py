@@ -25,6 +25,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from common import die
 from packed import Batch, KeepFloat64, alone_logits, eager, nll_sum, pack_rows, packed_logits, relative_l2, write_dump
@@ -44,6 +45,7 @@ class Fixture:
     store: torch.dtype = torch.float32
     max_shard_size: str = "1GB"
     fused_experts: bool = False  # stored as transformers 5 has them in memory
+    quantized: str = ""  # "mxfp4" or "fp8": the weights that are stored so, as in gpt-oss and DeepSeek-V3
     packs: bool = True  # False: transformers joins packed documents (gpt-oss)
     rope_by_length: bool = False  # the rotary table depends on the longest document: a document alone has another one
 
@@ -127,6 +129,12 @@ FIXTURES: dict[str, Fixture] = {
         num_key_value_heads=6, q_lora_rank=None, kv_lora_rank=10, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=10,
         n_routed_experts=4, n_group=1, topk_group=1, num_experts_per_tok=2, moe_intermediate_size=14, n_shared_experts=2,
         first_k_dense_replace=0, norm_topk_prob=False, rope_interleave=False, pad_token_id=PAD)),
+    "deepseek_v3_fp8": Fixture("deepseek_v3", dict(
+        num_key_value_heads=6, q_lora_rank=14, kv_lora_rank=150, qk_nope_head_dim=7, qk_rope_head_dim=4, v_head_dim=9, hidden_size=36,
+        n_routed_experts=4, n_group=1, topk_group=1, num_experts_per_tok=2, moe_intermediate_size=14, n_shared_experts=1,
+        first_k_dense_replace=1, intermediate_size=140), quantized="fp8"),
+    "gpt_oss_mxfp4": Fixture("gpt_oss", dict(head_dim=10, hidden_size=64, num_local_experts=4, num_experts_per_tok=2,
+                                             sliding_window=WINDOW, intermediate_size=32), quantized="mxfp4", packs=False),
     "gpt_oss": Fixture("gpt_oss", dict(head_dim=10, num_local_experts=6, num_experts_per_tok=2, sliding_window=WINDOW,
                                        intermediate_size=22, swiglu_limit=1.5, **BALANCE), packs=False),
     # Where eps is small nothing shows that it is wrong.
@@ -183,6 +191,52 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
         if name.endswith("e_score_correction_bias"):
             noise = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(tuple(b.shape))
             b.copy_(torch.from_numpy(0.2 * noise))
+
+
+def quantize_fp8(name: str, weight: torch.Tensor, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+    """A random fp8 weight; `weight` becomes what it stands for. Tiles of 128 x 128, as DeepSeek's own code has them."""
+    rows, columns = weight.shape
+    scale = torch.from_numpy(np.exp2(rng.uniform(-2, 0, (-(-rows // 128), -(-columns // 128)))).astype(np.float32)) / columns**0.5
+    stored = torch.from_numpy(rng.standard_normal((rows, columns))).to(torch.float8_e4m3fn)
+    of_element = scale.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
+    weight.copy_(stored.float() * of_element)
+    return {name: stored, f"{name}_scale_inv": scale}
+
+
+def quantize_mxfp4(name: str, weight: torch.Tensor, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+    """The same of the experts (E, in, out), decoded by transformers."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    experts, inputs, outputs = weight.shape
+    blocks = torch.from_numpy(rng.integers(0, 256, (experts, outputs, inputs // 32, 16), dtype=np.uint8))
+    scales = torch.from_numpy(rng.integers(122, 126, (experts, outputs, inputs // 32), dtype=np.uint8))
+    weight.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+    return {f"{name}_blocks": blocks, f"{name}_scales": scales}
+
+
+def quantize(model: torch.nn.Module, kind: str, seed: int) -> dict[str, torch.Tensor]:
+    """What is stored instead of some weights of the model, which become what that stands for."""
+    stored: dict[str, torch.Tensor] = {}
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+            if kind == "mxfp4" and name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                stored |= quantize_mxfp4(name, p, rng)
+            elif kind == "fp8" and "_proj" in name and name.endswith("weight"):
+                stored |= quantize_fp8(name, p, rng)
+    return stored
+
+
+def store_quantized(directory: Path, kind: str, stored: dict[str, torch.Tensor]) -> None:
+    file = directory / "model.safetensors"
+    with safe_open(file, framework="pt") as f:
+        tensors = {name: f.get_tensor(name) for name in f.keys()}
+    kept = {name: t for name, t in tensors.items() if f"{name}_blocks" not in stored and name not in stored}
+    save_file(kept | stored, file, metadata={"format": "pt"})
+    settings = {"mxfp4": {"quant_method": "mxfp4"}, "fp8": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}}
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = settings[kind]
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def v4_layout(config: dict[str, Any]) -> dict[str, Any]:
@@ -307,6 +361,7 @@ def make_fixture(name: str, fixture: Fixture, out: Path, seed: int) -> str:
     shutil.rmtree(directory, ignore_errors=True)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(fixture.model_type, **settings))
     randomise(model, seed)
+    stored = quantize(model, fixture.quantized, seed)
     how = {"save_original_format": False} if fixture.fused_experts else {}
     model.to(fixture.store).save_pretrained(directory, max_shard_size=fixture.max_shard_size, **how)
     (directory / "generation_config.json").unlink(missing_ok=True)
@@ -328,6 +383,8 @@ def make_fixture(name: str, fixture: Fixture, out: Path, seed: int) -> str:
     versions = f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}"
     metadata = {"made_by": f"scripts/make_fixtures.py --seed {seed}; {versions}"}  # one key: their order is not fixed
     exact = on_disk(exact, stored_names(directory))
+    if stored:
+        store_quantized(directory, fixture.quantized, stored)
     write_dump(directory / "expected.safetensors", exact | batch.tensors(), metadata)
     size = sum(f.stat().st_size for f in directory.iterdir())
     parameters = sum(p.numel() for p in model.parameters())
