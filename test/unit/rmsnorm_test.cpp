@@ -157,7 +157,8 @@ TEST(RmsNorm, layer_norm_keeps_its_digits_far_from_zero) {
   for (int64_t i = 0; i < low.x.numel(); i++) low.x.set(i, 2000 + low.x.get(i));
   exact.x = low.x.to(DType::F64), exact.w = low.w.to(DType::F64), exact.dy = low.dy.to(DType::F64);
   for (Problem* p : {&low, &exact}) p->forward(c.kind), p->backward(c.kind);
-  constexpr double kTolerance = 4 * 1000 * 0x1p-24;  // x - mean: a rounding of the mean
+  // x - mean: the roundings of the mean, whose sum has no order of its own in builds without vectors.
+  constexpr double kTolerance = 32 * 1000 * 0x1p-24;
   EXPECT_LE(relative_l2(low.y.to(DType::F64), exact.y), kTolerance);
   EXPECT_LE(relative_l2(low.dx.to(DType::F64), exact.dx), kTolerance);
   EXPECT_LE(relative_l2(low.dw.to(DType::F64), exact.dw), kTolerance);
