@@ -118,7 +118,7 @@ TEST_F(Distributed, windows_softcaps_norms_and_shared_kv_heads_follow_their_head
   compare("qwen3", {}, {{4, {kSp, "2"}}});
   compare("olmo2", {}, {{3, {kSp, "3"}}});
   compare("cohere2", {}, {{2, {kSp, "2"}}, {6, {kSp, "6", "--memory.recompute", "block"}}});
-  compare("glm4", {}, {{4, {kSp, "2"}}});
+  compare("glm4", {}, {{6, {kSp, "3"}}});
   compare("granite_biases", {}, {{3, {kSp, "3"}}});
   compare("llama_f16", {}, {{2, {kSp, "2"}}, {6, {kSp, "6"}}});  // 1 kv head
   compare("llama_dynamic", {}, {{2, {kSp, "2"}}});               // rotary tables by the longest document
