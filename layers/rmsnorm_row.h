@@ -17,10 +17,11 @@ template <class T>
 Accumulator<T> row_centre(const T* x, int64_t C, NormKind kind) {
   using A = Accumulator<T>;
   if (kind != NormKind::LayerNorm) return A(0);
+  const A origin = C > 0 ? A(x[0]) : A(0);  // far from zero, a sum of x itself would lose the digits of the mean
   A sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t c = 0; c < C; c++) sum += A(x[c]);
-  return sum / A(C);
+  for (int64_t c = 0; c < C; c++) sum += A(x[c]) - origin;
+  return origin + sum / A(C);
 }
 
 /// y (C) <- x (C), w (C); returns rstd. y may be x.

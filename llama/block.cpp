@@ -220,7 +220,8 @@ void block_forward(Device& device, const ModelConfig& c, int layer, Tensor out, 
   attention_forward(device, a.attn, a.lse, a.qkv, in.documents, attention_shape(c, layer, in.parts()),
                     s.attention_workspace, my_sinks(p.sinks, in));
   if (in.ulysses) in.ulysses->gather_heads(device, a.attn_mine, a.attn);
-  const Tensor mid = c.parallel_block ? out : a.mid;  // null where nothing needs it: the backward does not
+  // A parallel block adds to `out`; where that is null nobody needs this branch, for the backward does not.
+  const Tensor mid = c.parallel_block ? out : a.mid;
   if (mid) {
     const Tensor attn_out = p.attn_out_norm ? a.attn_out : s.branch;
     const Tensor o_in = c.mla ? a.mla.attn.rows(0, T) : a.attn_mine.reshaped({T, c.q_dim()});
