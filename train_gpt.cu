@@ -194,7 +194,13 @@ TrainerState resume_or_init(const RunConfig& run, const ModelConfig& model, cons
     return resumed->state;
   }
   if (run.model.init == "pretrained") {
-    load_weights(state.params, model, state.units, SafetensorsDirectory(run.model.path), report);
+    SafetensorsDirectory weights(run.model.path);
+    if (model.hf.contains("quantization_config") && !model.hf["quantization_config"].is_null()) {
+      console.info("the weights are {}: decoded, trained and saved unquantised",
+                   model.hf["quantization_config"].value("quant_method", "quantised"));
+    }
+    load_weights(state.params, model, state.units, weights, report);
+    state.frozen.load(std::move(weights), state.llama);
   } else {
     init_random(state.params, model, state.units, run.model.seed);
     console.info("weights drawn at random with seed {}", run.model.seed);
@@ -233,6 +239,7 @@ void check_targets(const RunConfig& run, Loader& train, Loader* eval, const Trai
 struct StepResult {
   double loss = 0, grad_norm = 0, flops = 0;
   int64_t num_tokens = 0, num_loss_tokens = 0;
+  std::optional<RouterLoad::Load> router_load;
 };
 
 /// One optimizer step. `step` counts from 1.
@@ -245,24 +252,34 @@ StepResult train_step(const RunConfig& run, const std::vector<MicroBatch>& micro
     result.num_loss_tokens += micro.batch.num_loss_tokens;
     result.flops += micro.flops;
   }
-  const auto totals =
-      world.sums({static_cast<double>(result.num_tokens), static_cast<double>(result.num_loss_tokens), result.flops});
+  std::vector<double> sums = {static_cast<double>(result.num_tokens), static_cast<double>(result.num_loss_tokens),
+                              result.flops};
+  for (const MicroBatch& micro : micro_batches) sums.push_back(static_cast<double>(micro.batch.num_tokens));
+  const auto totals = world.sums(sums);
   result.num_tokens = std::llround(totals[0]), result.num_loss_tokens = std::llround(totals[1]);
   result.flops = totals[2];
   CHECK(result.num_loss_tokens > 0, "step {}: no token has a target, other than before training; were files changed?",
         step);
-  const double grad_scale = 1.0 / static_cast<double>(result.num_loss_tokens);
+  MicroStep micro_step;
+  micro_step.grad_scale = 1.0 / static_cast<double>(result.num_loss_tokens);
+  micro_step.weight = 1.0 / static_cast<double>(micro_batches.size());
 
   state.params.zero_grads();
-  for (const MicroBatch& micro : micro_batches) {
+  for (size_t m = 0; m < micro_batches.size(); m++) {
+    const MicroBatch& micro = micro_batches[m];
+    micro_step.num_tokens = std::llround(totals[3 + m]);
     const Tensor logits = dump ? dump->add(micro.batch, micro.rows, micro.first_token) : Tensor{};
     state.llama.forward(micro.batch, state.params);
-    state.llama.backward(micro.batch, state.params, grad_scale, logits);
+    state.llama.backward(micro.batch, state.params, micro_step, logits);
   }
   state.params.finish_grads();
   if (device.is_cuda()) world.barrier();        // which is watched, as waiting for a GPU is not
   result.grad_norm = state.params.grad_norm();  // waits for the device, and the loss is there, too
-  result.loss = world.sum(state.llama.take_nll()) * grad_scale;
+  result.loss = world.sum(state.llama.take_nll()) * micro_step.grad_scale;
+  if (RouterLoad* routers = state.llama.router_load()) {
+    result.router_load = routers->take();
+    result.loss += result.router_load->balance_loss;
+  }
   check_finite(result.loss, result.grad_norm, step);
   state.adamw.step(device, state.params, lr, clip_scale(result.grad_norm, run.optimizer.max_grad_norm), step);
   return result;
@@ -406,6 +423,7 @@ int train(Communicator& world, StopSignal& stop, int argc, char** argv) {
     metrics.step_ms = 1e3 * step_s;
     metrics.mem_mib = static_cast<double>(world.max(read_process_memory().peak_bytes)) / (1 << 20);
     metrics.imbalance = data.imbalance;
+    metrics.router_load = result.router_load;
     if (run.log.traffic) metrics.traffic = measured_traffic(state) - sent_before;
     metrics.wait_ms = 1e3 * (world.waited_s() - waited_before_s);
     const bool is_last = step == total_steps;

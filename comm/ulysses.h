@@ -13,6 +13,8 @@ class Ulysses {
   Ulysses(Arena& arena, DType dtype, const UlyssesShape& shape, int64_t tokens, Communicator* sp);
 
   const UlyssesShape& shape() const { return shape_; }
+  /// Which part of the heads is this rank's.
+  int part() const { return sp_->rank(); }
 
   /// all (P Ts, part_qkv_heads, HD) <- mine (Ts, NH + 2 NKV, HD)
   void scatter_heads(Device& device, Tensor all, ConstTensor mine);

@@ -356,6 +356,14 @@ void SafetensorsFile::read(const std::string& name, int64_t begin, int64_t count
   }
 }
 
+void SafetensorsFile::read_bytes(const std::string& name, int64_t begin, int64_t count, void* out) const {
+  const TensorInfo& info = find_tensor(tensors(), name, path());
+  CHECK(begin >= 0 && count >= 0 && begin + count <= info.file_end - info.file_begin,
+        "'{}': bytes [{}, {}) of tensor '{}', which has {}", path().string(), begin, begin + count, name,
+        info.file_end - info.file_begin);
+  file_.read(info.file_begin + begin, count, out);
+}
+
 SafetensorsDirectory::SafetensorsDirectory(const fs::path& directory, const std::string& stem) : directory_(directory) {
   CHECK(fs::is_directory(directory), "'{}' is not a directory", directory.string());
   const fs::path single = directory / (stem + ".safetensors"), index = directory / (stem + ".safetensors.index.json");
@@ -434,6 +442,10 @@ std::vector<std::string> SafetensorsDirectory::names() const {
 
 void SafetensorsDirectory::read(const std::string& name, int64_t begin, int64_t count, DType to, void* out) const {
   file_with(name).read(name, begin, count, to, out);
+}
+
+void SafetensorsDirectory::read_bytes(const std::string& name, int64_t begin, int64_t count, void* out) const {
+  file_with(name).read_bytes(name, begin, count, out);
 }
 
 SafetensorsWriter::SafetensorsWriter(const fs::path& path, const std::vector<TensorToWrite>& tensors,

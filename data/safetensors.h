@@ -47,6 +47,8 @@ class SafetensorsFile {
   /// Elements [begin, begin + count) of tensor `name`, converted from F32 / BF16 / F16 / F64 to `to` (F32, F64 or
   /// BF16; to nearest even); every dtype to itself. Thread-safe (pread).
   void read(const std::string& name, int64_t begin, int64_t count, DType to, void* out) const;
+  /// Bytes [begin, begin + count) of the tensor, of any dtype.
+  void read_bytes(const std::string& name, int64_t begin, int64_t count, void* out) const;
 
  private:
   InputFile file_;
@@ -64,8 +66,9 @@ class SafetensorsDirectory {
   const TensorInfo& info(const std::string& name) const;
   const std::filesystem::path& file_of(const std::string& name) const;
   std::vector<std::string> names() const;
-  /// As SafetensorsFile::read.
+  /// As those of SafetensorsFile.
   void read(const std::string& name, int64_t begin, int64_t count, DType to, void* out) const;
+  void read_bytes(const std::string& name, int64_t begin, int64_t count, void* out) const;
 
  private:
   void open_shards(const std::filesystem::path& index);

@@ -27,7 +27,7 @@ struct Problem {
   ConstTensor x, w, targets;
   LossRows rows;
   Tensor logits, dx, dw;
-  double softcap, grad_scale;
+  double softcap, logit_scale, grad_scale;
   int64_t T, C, V;
 
   bool wants_gradient() const { return static_cast<bool>(dx); }
@@ -51,13 +51,26 @@ struct RowStatistics {
   double sum;  // of exp(z - max)
 };
 
-/// Caps the logits of a row in place and finds their maximum and the sum of exponentials, in one pass over memory: each
-/// block is read again from the L1 cache, and the sum so far is rescaled when the maximum grows.
+/// What is between x W^T and the logits.
 template <class T>
-RowStatistics<T> cap_and_sum(T* z, int64_t V, T cap) {
+struct LogitMap {
+  T scale, cap;
+
+  explicit LogitMap(const Problem& p) : scale(static_cast<T>(p.logit_scale)), cap(static_cast<T>(p.softcap)) {}
+};
+
+/// Scales and caps the logits of a row in place and finds their maximum and the sum of exponentials, in one pass over
+/// memory: each block is read again from the L1 cache, and the sum so far is rescaled when the maximum grows.
+template <class T>
+RowStatistics<T> map_and_sum(T* z, int64_t V, const LogitMap<T>& map) {
+  const auto [scale, cap] = map;
   RowStatistics<T> row{std::numeric_limits<T>::lowest(), 0.0};
   for (int64_t begin = 0; begin < V; begin += kBlock) {
     const int64_t end = std::min(begin + kBlock, V);
+    if (scale != 1) {
+#pragma omp simd
+      for (int64_t v = begin; v < end; v++) z[v] *= scale;
+    }
     if (cap > 0) {
       const T inverse = T(1) / cap;
 #pragma omp simd
@@ -78,9 +91,12 @@ RowStatistics<T> cap_and_sum(T* z, int64_t V, T cap) {
   return row;
 }
 
-/// z = dz, in place: (exp(z - max) / sum - onehot) * scale, times d cap tanh(u / cap) / du = 1 - (z / cap)^2.
+/// z = the gradient of x W^T, in place: (exp(z - max) / sum - onehot) * grad_scale, times the scale of the logits and
+/// d cap tanh(u / cap) / du = 1 - (z / cap)^2.
 template <class T>
-void logits_to_gradient(T* z, int64_t V, int64_t target, const RowStatistics<T>& row, T scale, T cap) {
+void logits_to_gradient(T* z, int64_t V, int64_t target, const RowStatistics<T>& row, T grad_scale,
+                        const LogitMap<T>& map) {
+  const T cap = map.cap, scale = grad_scale * map.scale;
   const T k = static_cast<T>(static_cast<double>(scale) / row.sum);
   const T inverse_cap = cap > 0 ? T(1) / cap : T(0);
   const auto slope = [&](T capped) { return T(1) - (capped * inverse_cap) * (capped * inverse_cap); };
@@ -91,7 +107,7 @@ void logits_to_gradient(T* z, int64_t V, int64_t target, const RowStatistics<T>&
   z[target] = dz_target;
 }
 
-/// The logits, before the cap, of the rows listed in p.rows at [begin, begin + count).
+/// x W^T of the rows listed in p.rows at [begin, begin + count).
 Tensor tile_logits(Device& device, const LossScratch& scratch, const Problem& p, int64_t begin, int64_t count) {
   dispatch_float(p.x.dtype, "loss", [&]<class T>(T) {
     move_rows<false>(scratch.x.as<T>(), p.x.as<T>(), p.row_order() + begin, count, p.C);
@@ -101,14 +117,14 @@ Tensor tile_logits(Device& device, const LossScratch& scratch, const Problem& p,
   return z;
 }
 
-/// A tile of rows without a target: writes their capped logits, which nothing but the caller's `logits` needs.
+/// A tile of rows without a target: writes their logits, which nothing but the caller's `logits` needs.
 template <class T>
 void logits_tile(Device& device, const LossScratch& scratch, const Problem& p, int64_t begin, int64_t count) {
   T* z = tile_logits(device, scratch, p, begin, count).as<T>();
   T* logits = p.logits.as<T>();
   parallel_for(count, kGrainElements / p.V, [&](int64_t i_begin, int64_t i_end) {
     for (int64_t i = i_begin; i < i_end; i++) {
-      cap_and_sum(z + i * p.V, p.V, static_cast<T>(p.softcap));
+      map_and_sum(z + i * p.V, p.V, LogitMap<T>(p));
       std::copy_n(z + i * p.V, p.V, logits + p.row_order()[begin + i] * p.V);
     }
   });
@@ -120,7 +136,8 @@ void loss_tile(Device& device, const LossScratch& scratch, const Problem& p, int
   const Tensor z_tensor = tile_logits(device, scratch, p, begin, count);
   T* z = z_tensor.as<T>();
   T* logits = p.logits ? p.logits.as<T>() : nullptr;
-  const T cap = static_cast<T>(p.softcap), scale = static_cast<T>(p.grad_scale);
+  const LogitMap<T> map(p);
+  const T grad_scale = static_cast<T>(p.grad_scale);
   const int32_t* rows = p.row_order() + begin;
   double* nll = scratch.nll.as<double>() + begin;
   const int32_t* targets = p.targets.as<int32_t>();
@@ -128,10 +145,10 @@ void loss_tile(Device& device, const LossScratch& scratch, const Problem& p, int
     for (int64_t i = i_begin; i < i_end; i++) {
       T* zi = z + i * p.V;
       const int64_t target = targets[rows[i]];
-      const RowStatistics<T> row = cap_and_sum(zi, p.V, cap);
+      const RowStatistics<T> row = map_and_sum(zi, p.V, map);
       nll[i] = std::log(row.sum) + (static_cast<double>(row.max) - static_cast<double>(zi[target]));
       if (logits) std::copy_n(zi, p.V, logits + rows[i] * p.V);
-      if (p.wants_gradient()) logits_to_gradient(zi, p.V, target, row, scale, cap);
+      if (p.wants_gradient()) logits_to_gradient(zi, p.V, target, row, grad_scale, map);
     }
   });
   if (!p.wants_gradient()) return;
@@ -183,6 +200,7 @@ void check_and_run(const char* who, Device& device, const Problem& p, const Loss
   CHECK(p.V > 0, "{}: w ('{}') {} has an empty vocabulary", who, p.w.name, p.w.shape.str());
   CHECK(shape.tile_tokens > 0, "{}: tile_tokens {} must be positive", who, shape.tile_tokens);
   CHECK(shape.softcap >= 0, "{}: softcap {} is negative; 0 = none", who, shape.softcap);
+  CHECK(std::isfinite(shape.logit_scale) && shape.logit_scale != 0, "{}: logit_scale is {}", who, shape.logit_scale);
   const LossScratch scratch(workspace.data, shape, p.x.dtype, p.T, p.C, p.V);
   CHECK((workspace.data && workspace.size_bytes() >= scratch.size_bytes) || scratch.size_bytes == 0,
         "{}: workspace ('{}') has {} bytes, {} tokens in tiles of {} need {} (loss_workspace_bytes)", who,
@@ -200,7 +218,8 @@ Problem make_problem(const char* who, Tensor nll, ConstTensor x, ConstTensor w, 
                      const LossRows& rows, const LossShape& shape, Tensor logits) {
   CHECK(x.shape.rank() == 2 && w.shape.rank() == 2, "{}: x ('{}') is {} and w ('{}') is {}, expected (T, C) and (V, C)",
         who, x.name, x.shape.str(), w.name, w.shape.str());
-  return {nll, x, w, targets, rows, logits, {}, {}, shape.softcap, 0.0, x.shape[0], x.shape[1], w.shape[0]};
+  return {nll, x,          w,          targets,   rows, logits, {}, {}, shape.softcap, shape.logit_scale,
+          0.0, x.shape[0], x.shape[1], w.shape[0]};
 }
 
 }  // namespace

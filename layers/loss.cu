@@ -2,13 +2,13 @@
 // loops that specify it: loss.cpp.
 //
 // A tile of rows that have a target runs
-//   x_tile -> logits, fp32 (GEMM) -> nll and dz (loss_row_kernel) -> dw +=, dx_tile (GEMMs) -> dx
+//   x_tile -> u = x W^T, fp32 (GEMM) -> nll and du (loss_row_kernel) -> dw +=, dx_tile (GEMMs) -> dx
 //
 // The rows of a last tile are filled up with zeros to a multiple of 64: batches differ in their number of targets, and
 //   cuBLASLt should not have to choose algorithms for every number.
 //
 // Bytes from DRAM, of the least possible, for a tile of n rows and T = bf16 or fp32:
-//   loss_row_kernel      reads z, writes dz   n V (4 + sizeof(T))     the minimum, while the rows that run at a time
+//   loss_row_kernel      reads u, writes du   n V (4 + sizeof(T))     the minimum, while the rows that run at a time
 //   stay
 //                        in L2 from the first pass to the second: V to 47000 on an H100 (264 rows, 50 MB); the part of
 //                        longer rows that does not is read twice, 10 bytes for 6 at worst in bf16
@@ -33,79 +33,85 @@ constexpr int kMoveThreads = 128;  // a block a row of C
 constexpr int kSumThreads = 256;
 constexpr int64_t kGranule = 64;  // of the rows of a tile that is not full
 
-// The cap of loss.h; `inverse` is 1 / cap, or 0 for none.
-struct Cap {
-  float cap, inverse;
+// From u = x W^T to the logits of loss.h. `inverse` is 1 / cap, or 0 for none.
+struct LogitMap {
+  float scale, cap, inverse;
 
-  __device__ __forceinline__ float of(float z) const { return cap > 0 ? cap * tanhf(z * inverse) : z; }
-  /// d cap tanh(u / cap) / du, by the capped value.
-  __device__ __forceinline__ float slope(float capped) const { return 1.0f - (capped * inverse) * (capped * inverse); }
+  explicit LogitMap(const LossShape& shape)
+      : scale(static_cast<float>(shape.logit_scale)),
+        cap(static_cast<float>(shape.softcap)),
+        inverse(shape.softcap > 0 ? static_cast<float>(1 / shape.softcap) : 0.0f) {}
+
+  __device__ __forceinline__ float of(float u) const { return cap > 0 ? cap * tanhf(u * scale * inverse) : u * scale; }
+  /// The derivative by u, but for the factor `scale`, by the logit.
+  __device__ __forceinline__ float slope(float logit) const { return 1.0f - (logit * inverse) * (logit * inverse); }
 };
 
-/// c = the capped logits at z, kWidth neighbours.
+/// z = the logits of u, kWidth neighbours.
 template <int kWidth>
-__device__ __forceinline__ void load_capped(float (&c)[kWidth], const float* z, const Cap& cap) {
+__device__ __forceinline__ void load_logits(float (&z)[kWidth], const float* u, const LogitMap& map) {
   constexpr int kLoad = kWidth == 1 ? 1 : kPackWidth<float>;
   for (int j = 0; j < kWidth; j += kLoad) {
-    const Pack<float, kLoad> pack = load_pack<kLoad>(z + j);
-    for (int k = 0; k < kLoad; k++) c[j + k] = cap.of(pack.element[k]);
+    const Pack<float, kLoad> pack = load_pack<kLoad>(u + j);
+    for (int k = 0; k < kLoad; k++) z[j + k] = map.of(pack.element[k]);
   }
 }
 
-// A row of logits z (rows, V), a block each. The first `num_targets` rows:
-//   nll = log sum_v exp(z_v - max) + max - z_target         dz_v = ((exp(z_v - max) / sum) - onehot_v) scale slope(z_v)
-// The others fill a tile up: dz = 0. A thread sums its own columns below its own maximum, rescaled when that grows;
-// then all maxima and sums are brought together. dz may be null, or z itself: a thread writes what only it reads.
+// A row of u = x W^T (rows, V), a block each; z are its logits. The first `num_targets` rows:
+//   nll = log sum_v exp(z_v - max) + max - z_target         du_v = ((exp(z_v - max) / sum) - onehot_v) scale slope(z_v)
+// with `scale` the product of grad_scale and the scale of the logits. The others fill a tile up: du = 0. A thread sums
+// its own columns below its own maximum, rescaled when that grows; then all maxima and sums are brought together. du
+// may be null, or u itself: a thread writes what only it reads.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kRowThreads)
-    loss_row_kernel(double* nll, T* dz, const float* z, const int32_t* rows, const int32_t* targets,
-                    int64_t num_targets, int V, Cap cap, float scale) {
+    loss_row_kernel(double* nll, T* du, const float* u, const int32_t* rows, const int32_t* targets,
+                    int64_t num_targets, int V, LogitMap map, float scale) {
   const int64_t i = blockIdx.x;
-  const float* zr = z + i * V;
+  const float* ur = u + i * V;
   if (i >= num_targets) {
     const Pack<T, kWidth> zero = {};
-    for (int v = threadIdx.x * kWidth; v < V; v += kRowThreads * kWidth) store_pack<kWidth>(dz + i * V + v, zero);
+    for (int v = threadIdx.x * kWidth; v < V; v += kRowThreads * kWidth) store_pack<kWidth>(du + i * V + v, zero);
     return;
   }
   float max = -std::numeric_limits<float>::max(), sum = 0;
   for (int v = threadIdx.x * kWidth; v < V; v += kRowThreads * kWidth) {
-    float c[kWidth];
-    load_capped(c, zr + v, cap);
+    float z[kWidth];
+    load_logits(z, ur + v, map);
     float grown = max;
-    for (int k = 0; k < kWidth; k++) grown = fmaxf(grown, c[k]);
+    for (int k = 0; k < kWidth; k++) grown = fmaxf(grown, z[k]);
     if (grown > max) {
       sum *= expf(max - grown);
       max = grown;
     }
-    for (int k = 0; k < kWidth; k++) sum += expf(c[k] - max);
+    for (int k = 0; k < kWidth; k++) sum += expf(z[k] - max);
   }
   const int target = targets[rows[i]];
-  const float zt = cap.of(zr[target]);  // before the barriers: dz, which may be z, is written after them
+  const float zt = map.of(ur[target]);  // before the barriers: du, which may be u, is written after them
   const float row_max = block_max<kRowThreads>(max);
   const float row_sum = block_sum<kRowThreads>(sum * expf(max - row_max));
   if (threadIdx.x == 0) {
     nll[i] = log(static_cast<double>(row_sum)) + (static_cast<double>(row_max) - static_cast<double>(zt));
   }
-  if (!dz) return;
+  if (!du) return;
   const float to_gradient = scale / row_sum;
   for (int v = threadIdx.x * kWidth; v < V; v += kRowThreads * kWidth) {
-    float c[kWidth];
-    load_capped(c, zr + v, cap);
-    Pack<T, kWidth> dzp;
+    float z[kWidth];
+    load_logits(z, ur + v, map);
+    Pack<T, kWidth> dup;
     for (int k = 0; k < kWidth; k++) {
       const float onehot = v + k == target ? scale : 0.0f;
-      dzp.element[k] = from_float<T>((expf(c[k] - row_max) * to_gradient - onehot) * cap.slope(c[k]));
+      dup.element[k] = from_float<T>((expf(z[k] - row_max) * to_gradient - onehot) * map.slope(z[k]));
     }
-    store_pack<kWidth>(dz + i * V + v, dzp);
+    store_pack<kWidth>(du + i * V + v, dup);
   }
 }
 
-// logits[rows[i]] = the capped z[i]; a block a row of V. For debugging only: scalar accesses.
+// logits[rows[i]] = those of u[i]; a block a row of V. For debugging only: scalar accesses.
 __global__ void __launch_bounds__(kRowThreads)
-    loss_logits_kernel(float* logits, const float* z, const int32_t* rows, int V, Cap cap) {
-  const float* zr = z + int64_t{blockIdx.x} * V;
+    loss_logits_kernel(float* logits, const float* u, const int32_t* rows, int V, LogitMap map) {
+  const float* ur = u + int64_t{blockIdx.x} * V;
   float* to = logits + int64_t{rows[blockIdx.x]} * V;
-  for (int v = threadIdx.x; v < V; v += kRowThreads) to[v] = cap.of(zr[v]);
+  for (int v = threadIdx.x; v < V; v += kRowThreads) to[v] = map.of(ur[v]);
 }
 
 // to[i] = from[rows[i]] for the first num_rows blocks, 0 for the others; a block a row of C.
@@ -159,8 +165,8 @@ class Run {
         order_(rows.rows.as<int32_t>()),
         num_targets_(rows.num_targets),
         V_(static_cast<int>(w.shape[0])),
-        cap_{static_cast<float>(shape.softcap), shape.softcap > 0 ? static_cast<float>(1 / shape.softcap) : 0.0f},
-        grad_scale_(static_cast<float>(grad_scale)),
+        map_(shape),
+        scale_(static_cast<float>(grad_scale * shape.logit_scale)),
         scratch_(workspace.data, shape, x.dtype, x.shape[0], x.shape[1], w.shape[0]) {
     constexpr int64_t kMax = int64_t{1} << 30;
     CHECK(w.shape[0] <= kMax, "loss: a vocabulary of {}, the CUDA kernels allow {}", w.shape[0], kMax);
@@ -184,7 +190,7 @@ class Run {
   }
 
  private:
-  /// scratch.logits <- the logits, before the cap, of the rows at [begin, begin + count), then zeros up to `padded`.
+  /// scratch.logits <- x W^T of the rows at [begin, begin + count), then zeros up to `padded`.
   void make_logits(int64_t begin, int64_t count, int64_t padded) {
     const int64_t C = x_.shape[1];
     const bool packed = is_packable<T>(C, {x_.data, scratch_.x.data});
@@ -193,20 +199,20 @@ class Run {
     blas_gemm(device_, scratch_.logits.rows(0, padded), {scratch_.x.rows(0, padded)}, {w_, true});
     if (!logits_) return;
     launch(device_, {count, kRowThreads}, loss_logits_kernel, logits_.template as<float>(),
-           scratch_.logits.template as<float>(), order_ + begin, V_, cap_);
+           scratch_.logits.template as<float>(), order_ + begin, V_, map_);
   }
 
   void loss_tile(int64_t begin, int64_t count, int64_t padded) {
     make_logits(begin, count, padded);
-    const Tensor dz = scratch_.dlogits.rows(0, padded);
-    const bool packed = is_packable<T>(V_, {dz.data, scratch_.logits.data});
+    const Tensor du = scratch_.dlogits.rows(0, padded);
+    const bool packed = is_packable<T>(V_, {du.data, scratch_.logits.data});
     launch(device_, {dx_ ? padded : count, kRowThreads},
            packed ? loss_row_kernel<T, kPackWidth<T>> : loss_row_kernel<T, 1>,
-           scratch_.nll.template as<double>() + begin, dx_ ? dz.template as<T>() : nullptr,
-           scratch_.logits.template as<float>(), order_ + begin, targets_, count, V_, cap_, grad_scale_);
+           scratch_.nll.template as<double>() + begin, dx_ ? du.template as<T>() : nullptr,
+           scratch_.logits.template as<float>(), order_ + begin, targets_, count, V_, map_, scale_);
     if (!dx_) return;
     const Tensor dx_tile = scratch_.dx.rows(0, padded);
-    linear_backward_cuda(device_, dx_tile, dw_, {}, dz, scratch_.x.rows(0, padded), w_);
+    linear_backward_cuda(device_, dx_tile, dw_, {}, du, scratch_.x.rows(0, padded), w_);
     scatter(dx_tile, begin, count);
   }
 
@@ -225,8 +231,8 @@ class Run {
   const int32_t* order_;  ///< of rows
   int64_t num_targets_;
   int V_;
-  Cap cap_;
-  float grad_scale_;
+  LogitMap map_;
+  float scale_;  ///< of the gradient
   detail::LossScratch scratch_;
 };
 

@@ -1,5 +1,5 @@
 // LM head and cross-entropy, fused in tiles of tokens: the (T, V) logits never exist whole.
-//   z = softcap(x W^T)        nll_t = log sum_v exp(z_tv) - z_t,target        target -100: no loss, no gradient
+//   z = softcap(logit_scale x W^T)    nll_t = log sum_v exp(z_tv) - z_t,target    target -100: no loss, no gradient
 //   dz = (softmax(z) - onehot) * grad_scale                                   grad_scale = 1 / N, N over the whole step
 // Rows without a target cost nothing: they are left out before the GEMM. Which rows those are is found out once per
 // batch, on the host, so that a step on a GPU waits for nothing. CUDA: loss.cu.
@@ -18,6 +18,7 @@
 struct LossShape {
   double softcap = 0;          ///< cap * tanh(z / cap); 0 = none
   int64_t tile_tokens = 1024;  ///< rows of logits that exist at once
+  double logit_scale = 1;      ///< multiplies x W^T, before the softcap
 };
 
 /// The order in which rows are worked on.

@@ -383,3 +383,29 @@ void shared_gate_backward(Device& device, Tensor d_shared, Tensor d_gate, ConstT
     });
   });
 }
+
+void route_balance(Device& device, Tensor slope, Tensor loss, ConstTensor counts, ConstTensor probabilities,
+                   double weight, int64_t num_rows) {
+  const char* who = "route_balance";
+  CHECK(counts.shape.rank() == 2, "{}: counts ('{}') is {}, expected (layers, E)", who, counts.name,
+        counts.shape.str());
+  const int64_t layers = counts.shape[0], E = counts.shape[1];
+  check_tensor(counts, "route_balance: counts", counts.shape, DType::F64);
+  check_tensor(probabilities, "route_balance: probabilities", {E}, DType::F64);
+  check_tensor(slope, "route_balance: slope", {E}, slope.dtype);
+  check_tensor(loss, "route_balance: loss", {1}, DType::F64);
+  CHECK(num_rows > 0, "{}: no rows", who);
+  const double factor =
+      weight * static_cast<double>(E) / (static_cast<double>(num_rows) * static_cast<double>(num_rows));
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return route_balance_cuda(device, slope, loss, counts, probabilities, factor);
+  }
+  dispatch_float(slope.dtype, who, [&]<class F>(F) {
+    for (int64_t e = 0; e < E; e++) {
+      double count = 0;
+      for (int64_t l = 0; l < layers; l++) count += counts.as<double>()[l * E + e];
+      slope.as<F>()[e] = F(factor * count);
+      *loss.as<double>() += factor * count * probabilities.as<double>()[e];
+    }
+  });
+}

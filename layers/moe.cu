@@ -456,6 +456,21 @@ __global__ void __launch_bounds__(kSumColumns* kSumRows)
   to += sum;
 }
 
+// slope (E) = factor times the sum of counts (layers, E) over the layers; loss += slope . probabilities. One block.
+__global__ void __launch_bounds__(kThreads)
+    route_balance_kernel(float* slope, double* loss, const double* counts, const double* probabilities, double factor,
+                         int layers, int E) {
+  double sum = 0;
+  for (int e = threadIdx.x; e < E; e += kThreads) {
+    double count = 0;
+    for (int l = 0; l < layers; l++) count += counts[int64_t{l} * E + e];
+    slope[e] = static_cast<float>(factor * count);
+    sum += factor * count * probabilities[e];
+  }
+  sum = block_sum<kThreads>(sum);
+  if (threadIdx.x == 0) *loss += sum;
+}
+
 // ---- host
 
 const float* logits_of(ConstTensor logits) {
@@ -554,4 +569,12 @@ void route_statistics_cuda(Device& device, Tensor counts, Tensor probabilities, 
   launch(device, {ceil_div(n, kSumColumns), dim3(kSumColumns, kSumRows)}, route_statistics_sum_kernel,
          counts.as<double>(), probabilities ? probabilities.as<double>() : nullptr, partial, blocks,
          static_cast<int>(E), static_cast<int>(n));
+}
+
+void route_balance_cuda(Device& device, Tensor slope, Tensor loss, ConstTensor counts, ConstTensor probabilities,
+                        double factor) {
+  CHECK(slope.dtype == DType::F32, "route_balance: dtype {} is not supported on the CUDA device, use F32",
+        name_of(slope.dtype));
+  launch(device, {1, kThreads}, route_balance_kernel, slope.as<float>(), loss.as<double>(), counts.as<double>(),
+         probabilities.as<double>(), factor, static_cast<int>(counts.shape[0]), static_cast<int>(counts.shape[1]));
 }

@@ -57,10 +57,10 @@ void route_gather(Device& device, Tensor to, ConstTensor from, const Routing& ro
 
 /// What else is added to a token when its rows come back.
 struct CombineTerms {
-  ConstTensor bias;         ///< (E, C): w times the bias of each of its experts
-  ConstTensor shared;       ///< (T, C): of the expert that all tokens have
-  ConstTensor shared_gate;  ///< (T, 1) in from's dtype: shared counts sigmoid of it; null: 1
-  ConstTensor addend;       ///< (T, C); may be `to` itself
+  ConstTensor bias = {};         ///< (E, C): w times the bias of each of its experts
+  ConstTensor shared = {};       ///< (T, C): of the expert that all tokens have
+  ConstTensor shared_gate = {};  ///< (T, 1) in from's dtype: shared counts sigmoid of it; null: 1
+  ConstTensor addend = {};       ///< (T, C); may be `to` itself
 };
 
 /// to (T, C) = sum over the k of from (R, C) + terms, added in fp32 (fp64) in that order, rounded once.
@@ -73,6 +73,11 @@ void route_bias_backward(Device& device, Tensor d_bias, Tensor d_row_weights, Co
 /// d_shared (T, C) = sigmoid(gate) d_to; d_gate (T, 1) in d_to's dtype. `shared`, `gate` as in CombineTerms.
 void shared_gate_backward(Device& device, Tensor d_shared, Tensor d_gate, ConstTensor d_to, ConstTensor shared,
                           ConstTensor gate);
+
+/// With counts (layers, E) F64 of all layers, probabilities (E) F64 their sum, over num_rows rows of logits in all:
+/// slope (E) F32 (F64) = weight E (sum of counts_e) / num_rows^2, and loss (1) F64 += sum_e slope_e probabilities_e.
+void route_balance(Device& device, Tensor slope, Tensor loss, ConstTensor counts, ConstTensor probabilities,
+                   double weight, int64_t num_rows);
 
 // CUDA kernels (moe.cu and moe_rows.cu); called by the front doors above after the contract is checked.
 void route_forward_cuda(Device& device, const Routing& routing, ConstTensor logits, ConstTensor select_bias,
@@ -88,3 +93,5 @@ void route_bias_backward_cuda(Device& device, Tensor d_bias, Tensor d_row_weight
                               const Routing& routing);
 void shared_gate_backward_cuda(Device& device, Tensor d_shared, Tensor d_gate, ConstTensor d_to, ConstTensor shared,
                                ConstTensor gate);
+void route_balance_cuda(Device& device, Tensor slope, Tensor loss, ConstTensor counts, ConstTensor probabilities,
+                        double factor);

@@ -79,11 +79,12 @@ void backward_cpu(T* dqkv, T* dq_weight, T* dk_weight, const T* dy, const T* qkv
 
 /// Checks what forward and backward have in common; returns the number of tokens.
 int64_t check_common(const char* who, const ConstTensor& qkv, const ConstTensor& rstd, const ConstTensor& q_weight,
-                     const ConstTensor& k_weight, const QkNormShape& shape, const Rotation& rotation) {
+                     const ConstTensor& k_weight, const QkNormShape& shape, NormKind kind, const Rotation& rotation) {
   const int64_t heads = shape.num_heads + 2 * shape.num_kv_heads;
   CHECK(shape.num_heads > 0 && shape.num_kv_heads > 0 && shape.head_dim > 0,
         "{}: {} heads, {} kv heads, head_dim {}: all must be positive", who, shape.num_heads, shape.num_kv_heads,
         shape.head_dim);
+  CHECK(kind != NormKind::LayerNorm, "{}: q and k are normalised by RMSNorm only, not by LayerNorm", who);
   CHECK(qkv.shape.rank() == 3, "{}: qkv ('{}') is {}, expected (T, {}, {})", who, qkv.name, qkv.shape.str(), heads,
         shape.head_dim);
   const int64_t num_tokens = qkv.shape[0];
@@ -105,7 +106,7 @@ int64_t check_common(const char* who, const ConstTensor& qkv, const ConstTensor&
 
 void qk_norm_forward(Device& device, Tensor y, Tensor rstd, ConstTensor qkv, ConstTensor q_weight, ConstTensor k_weight,
                      const QkNormShape& shape, double eps, NormKind kind, const Rotation& rotation) {
-  const int64_t T = check_common("qk_norm_forward", qkv, rstd, q_weight, k_weight, shape, rotation);
+  const int64_t T = check_common("qk_norm_forward", qkv, rstd, q_weight, k_weight, shape, kind, rotation);
   check_tensor(y, "qk_norm_forward: y", qkv.shape, qkv.dtype);
   CHECK(y.data != qkv.data || T == 0, "qk_norm_forward: y ('{}') is qkv's own memory", y.name);
   CHECK(eps >= 0, "qk_norm_forward: eps = {} is negative", eps);
@@ -123,7 +124,7 @@ void qk_norm_forward(Device& device, Tensor y, Tensor rstd, ConstTensor qkv, Con
 void qk_norm_backward(Device& device, Tensor dqkv, Tensor dq_weight, Tensor dk_weight, ConstTensor dy, ConstTensor qkv,
                       ConstTensor rstd, ConstTensor q_weight, ConstTensor k_weight, const QkNormShape& shape,
                       NormKind kind, const Rotation& rotation) {
-  const int64_t T = check_common("qk_norm_backward", qkv, rstd, q_weight, k_weight, shape, rotation);
+  const int64_t T = check_common("qk_norm_backward", qkv, rstd, q_weight, k_weight, shape, kind, rotation);
   check_tensor(dqkv, "qk_norm_backward: dqkv", qkv.shape, qkv.dtype);
   check_tensor(dy, "qk_norm_backward: dy", qkv.shape, qkv.dtype);
   CHECK(dqkv.data != dy.data || T == 0, "qk_norm_backward: dqkv ('{}') is dy's own memory", dqkv.name);

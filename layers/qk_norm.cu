@@ -91,8 +91,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t i = team; i < shape.num_norms(); i += kThreads / kTeam) {
     const auto [begin, width, is_k] = shape.norm(i);
     const float s =
-        row_forward<T, kWidth, kTeam, false>(yt + begin, xt + begin, is_k ? k_weight : q_weight,
-                                             static_cast<int>(width), eps, kind, lane, nullptr, nullptr, rotate);
+        row_forward<T, kWidth, kTeam, false, false>(yt + begin, xt + begin, is_k ? k_weight : q_weight,
+                                                    static_cast<int>(width), eps, kind, lane, nullptr, nullptr, rotate);
     if (lane == 0) rstd[blockIdx.x * shape.num_norms() + i] = s;
   }
   copy_v<T, kWidth>(yt, xt, shape);

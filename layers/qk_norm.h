@@ -32,7 +32,7 @@ struct QkNormShape {
 };
 
 /// y (T, NH + 2 NKV, HD), rstd (T, num_norms) F32 (F64 for F64) <- qkv of the same shape as y, weights. A normalised
-/// head is rounded to its dtype, then rotated. y is not qkv's own memory.
+/// head is rounded to its dtype, then rotated. y is not qkv's own memory. LayerNorm is refused, here and below.
 void qk_norm_forward(Device& device, Tensor y, Tensor rstd, ConstTensor qkv, ConstTensor q_weight, ConstTensor k_weight,
                      const QkNormShape& shape, double eps, NormKind kind, const Rotation& rotation = {});
 

@@ -68,6 +68,16 @@ __global__ void __launch_bounds__(kThreads) add_parts_kernel(Sum* sum, const Par
   store_floats(sum + i, next);
 }
 
+// The same in fp64. Statistics, a few thousand numbers: one element a thread.
+__global__ void __launch_bounds__(kThreads)
+    add_double_parts_kernel(double* sum, const double* parts, int64_t n, int num_parts) {
+  const int64_t i = first_element<1>();
+  if (i >= n) return;
+  double added = parts[i];
+  for (int p = 1; p < num_parts; p++) added += parts[p * n + i];
+  sum[i] += added;
+}
+
 template <class To, class From, int kWidth>
 __global__ void __launch_bounds__(kThreads) convert_kernel(To* to, const From* from, int64_t n) {
   const int64_t i = first_element<kWidth>();
@@ -125,6 +135,10 @@ void residual_add_cuda(Device& device, Tensor y, ConstTensor a, ConstTensor b) {
 
 void add_parts_cuda(Device& device, Tensor sum, ConstTensor parts, int num_parts) {
   const int64_t n = sum.numel();
+  if (sum.dtype == DType::F64) {
+    return launch(device, {num_blocks<1>(n), kThreads}, add_double_parts_kernel, sum.as<double>(), parts.as<double>(),
+                  n, num_parts);
+  }
   dispatch_cuda(sum.dtype, "add_parts", [&]<class Sum>(Sum) {
     dispatch_cuda(parts.dtype, "add_parts", [&]<class Part>(Part) {
       using Wider = std::conditional_t<sizeof(Sum) >= sizeof(Part), Sum, Part>;

@@ -1,5 +1,5 @@
 // Elementwise sums, conversions and reductions, in a fixed order: the same bits for any number of threads.
-// CUDA: reduce.cu, for tensors of F32 and BF16.
+// CUDA: reduce.cu, for tensors of F32 and BF16, and add_parts of F64.
 #pragma once
 
 #include "layers/core/device.h"

@@ -1,7 +1,8 @@
 // RMSNorm on CUDA. Contract and formulas: rmsnorm.h; the CPU loops that specify it: rmsnorm.cpp; what a team of threads
 // does with a row: rmsnorm_row.cuh.
 //
-// Bytes from DRAM, of the least possible (a row is read twice, the second time from L1 or L2):
+// Bytes from DRAM, of the least possible (a row is read twice, by LayerNorm's forward three times, from the second time
+// on from L1 or L2):
 //     forward:  reads x, writes y                 2 rows C sizeof(T)                 the minimum
 //     ... after an add: reads a, b, writes sum, y 4 rows C sizeof(T)                 the minimum; 5 in two steps
 //     backward: reads x, dy, writes dx            3 rows C sizeof(T)                 the minimum
@@ -13,8 +14,8 @@ namespace {
 
 using namespace rmsnorm;
 
-// A team a row. kAdds: sum = x + added is normed in the place of x.
-template <class T, int kWidth, int kTeam, bool kAdds>
+// A team a row. kAdds: sum = x + added is normed in the place of x. kCentres: LayerNorm.
+template <class T, int kWidth, int kTeam, bool kAdds, bool kCentres>
 __global__ void __launch_bounds__(kThreads)
     rmsnorm_forward_kernel(T* y, float* rstd, T* sum, const T* x, const T* added, const T* w, int64_t rows, int C,
                            float eps, NormKind kind) {
@@ -22,15 +23,15 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t row = int64_t{blockIdx.x} * (kThreads / kTeam) + threadIdx.x / kTeam;
   if (row >= rows) return;  // all lanes of a warp alike
   const int64_t at = row * C, added_at = kAdds ? at : 0;
-  const float s =
-      row_forward<T, kWidth, kTeam, kAdds>(y + at, x + at, w, C, eps, kind, lane, added + added_at, sum + added_at);
+  const float s = row_forward<T, kWidth, kTeam, kAdds, kCentres>(y + at, x + at, w, C, eps, kind, lane,
+                                                                 added + added_at, sum + added_at);
   if (lane == 0) rstd[row] = s;
 }
 
 // Blocks of contiguous rows, a team a row at a time.
 // `partial` (blocks, slots): the block's dw. It is summed in shared memory, (slots of a lane, kThreads), where a thread
 // touches its own column only; rows too long for that are summed in `partial` itself (a team is a block there).
-template <class T, int kWidth, int kTeam, bool kInShared>
+template <class T, int kWidth, int kTeam, bool kInShared, bool kCentres>
 __global__ void __launch_bounds__(kThreads, kMinBlocks)
     rmsnorm_backward_kernel(T* dx, float* partial, const T* dy, const T* x, const float* rstd, const T* w, int64_t rows,
                             int C, NormKind kind, const T* residual, int64_t slots_per_lane) {
@@ -43,8 +44,8 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks)
 
   const int64_t end = (int64_t{blockIdx.x} + 1) * rows / gridDim.x;
   for (int64_t row = blockIdx.x * rows / gridDim.x + team; row < end; row += kTeams) {
-    row_backward<T, kWidth, kTeam>(dx + row * C, sums, dy + row * C, x + row * C, rstd[row], w, C, kind, lane,
-                                   residual ? residual + row * C : nullptr);
+    row_backward<T, kWidth, kTeam, kCentres>(dx + row * C, sums, dy + row * C, x + row * C, rstd[row], w, C, kind, lane,
+                                             residual ? residual + row * C : nullptr);
   }
   if constexpr (kInShared) add_teams<kTeam>(partial_of_block, dynamic_shared<float>(), slots_per_lane);
 }
@@ -76,7 +77,9 @@ void forward(Device& device, Tensor y, Tensor rstd, Tensor sum, ConstTensor x, C
   const int64_t rows = x.shape.rows();
   const int C = row_length(x.shape.last());
   const auto run = [&]<int kTeam, bool kAdds>(std::integral_constant<int, kTeam>, std::bool_constant<kAdds>) {
-    launch(device, {ceil_div(rows, kThreads / kTeam), kThreads}, rmsnorm_forward_kernel<T, kWidth, kTeam, kAdds>,
+    launch(device, {ceil_div(rows, kThreads / kTeam), kThreads},
+           kind == NormKind::LayerNorm ? rmsnorm_forward_kernel<T, kWidth, kTeam, kAdds, true>
+                                       : rmsnorm_forward_kernel<T, kWidth, kTeam, kAdds, false>,
            y.as<T>(), rstd.as<float>(), kAdds ? sum.as<T>() : nullptr, x.as<T>(), kAdds ? added.as<T>() : nullptr,
            w.as<T>(), rows, C, static_cast<float>(eps), kind);
   };
@@ -97,8 +100,10 @@ void backward(Device& device, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor 
     const int64_t blocks = backward_blocks(rows, kThreads / kTeam, partial_bytes);
     float* partial = static_cast<float*>(device.workspace(static_cast<size_t>(blocks) * partial_bytes));
     const size_t shared = kInShared ? static_cast<size_t>(slots.per_lane) * kThreads * sizeof(float) : 0;
-    launch(device, {blocks, kThreads, shared}, rmsnorm_backward_kernel<T, kWidth, kTeam, kInShared>, dx.as<T>(),
-           partial, dy.as<T>(), x.as<T>(), rstd.as<float>(), w.as<T>(), rows, C, kind,
+    launch(device, {blocks, kThreads, shared},
+           kind == NormKind::LayerNorm ? rmsnorm_backward_kernel<T, kWidth, kTeam, kInShared, true>
+                                       : rmsnorm_backward_kernel<T, kWidth, kTeam, kInShared, false>,
+           dx.as<T>(), partial, dy.as<T>(), x.as<T>(), rstd.as<float>(), w.as<T>(), rows, C, kind,
            residual ? residual.as<T>() : nullptr, slots.per_lane);
     add_partials(device, dw.as<float>(), partial, blocks, slots.size(), C, slots);
   };

@@ -1,18 +1,20 @@
-// RMSNorm (Zhang & Sennrich, 2019) over the last dimension.
+// RMSNorm (Zhang & Sennrich, 2019) over the last dimension, and LayerNorm (Ba et al., 2016) without a bias.
 //
 //   rstd = 1 / sqrt(mean(x^2) + eps)        xhat = x * rstd        sums in fp32 (fp64 for F64)
-//   Plain:    y = w * cast(xhat)            Llama, Qwen, Mistral, Phi-3: rounded to the dtype BEFORE the weight
-//   LateCast: y = cast(w * xhat)            OLMo2, gpt-oss
-//   OnePlus:  y = cast(xhat * (1 + w))      Gemma
+//   Plain:     y = w * cast(xhat)           Llama, Qwen, Mistral, Phi-3: rounded to the dtype BEFORE the weight
+//   LateCast:  y = cast(w * xhat)           OLMo2, gpt-oss
+//   OnePlus:   y = cast(xhat * (1 + w))     Gemma
+//   LayerNorm: y = cast(w * xhat)           Cohere: of x - mean(x) in the place of x
 //
-// The three differ in bf16 rounding only, but for OnePlus, whose weight is stored as w - 1.
+// The first three differ in bf16 rounding only, but for OnePlus, whose weight is stored as w - 1. The mean of LayerNorm
+// is not saved: the backward finds it again.
 // A residual add before the norm, or after its backward, is done in the same pass. CUDA: rmsnorm.cu.
 #pragma once
 
 #include "layers/core/device.h"
 #include "layers/core/tensor.h"
 
-enum class NormKind { Plain, LateCast, OnePlus };
+enum class NormKind { Plain, LateCast, OnePlus, LayerNorm };
 
 /// y (..., C), rstd (rows) F32 (F64 for F64) <- x (..., C), w (C). y may be x's own memory.
 void rmsnorm_forward(Device& device, Tensor y, Tensor rstd, ConstTensor x, ConstTensor w, double eps, NormKind kind);

@@ -5,7 +5,11 @@
 //   p = lane, lane + team, ... of its row (a pack: 128 bits, or one element where C or a pointer does not allow more)
 //   and nobody else reads or writes them; so y may be x, dx may be dy, and only sums are exchanged. (But where a row
 //   is rotated, the packs of a pair are read by the owners of both.) A row is read twice, once for its sum and once for
-//   its output; the second pass finds it in L1 or L2, where w stays too.
+//   its output; the second pass finds it in L1 or L2, where w stays too. LayerNorm's forward has a pass more, for the
+//   variance; its backward sums about the first element of the row, so that one pass finds the mean too.
+//
+// LayerNorm is a template parameter, kCentres. As a branch on NormKind it costs RMSNorm registers: the forward of fp32
+//   packs takes 36 to 40 for 32 on sm_90, which leaves 51 warps of 64, and one kernel spills.
 //
 // Weight gradients without atomics: at most 512 blocks each sum a contiguous range of rows, a thread at a time in its
 //   own slots of shared memory; a second kernel adds the blocks' sums in order. The number of blocks depends on the
@@ -46,9 +50,9 @@ struct Unrotated {
 };
 
 /// y (C) <- x (C), w (C); returns rstd. All threads of the team call it. See rmsnorm.h for the three roundings.
-/// kAdds: sum_row (C) = x + added is normed in the place of x. `rotate` turns what was normed and rounded; y is not x
-/// then.
-template <class T, int kWidth, int kTeam, bool kAdds = false, class Rotate = Unrotated>
+/// kAdds: sum_row (C) = x + added is normed in the place of x. kCentres: `kind` is LayerNorm. `rotate` turns what was
+/// normed and rounded; y is not x then.
+template <class T, int kWidth, int kTeam, bool kAdds = false, bool kCentres = false, class Rotate = Unrotated>
 __device__ __forceinline__ float row_forward(T* y, const T* x, const T* w, int C, float eps, NormKind kind, int lane,
                                              const T* added = nullptr, T* sum_row = nullptr,
                                              const Rotate& rotate = {}) {
@@ -60,15 +64,28 @@ __device__ __forceinline__ float row_forward(T* y, const T* x, const T* w, int C
       for (int k = 0; k < kWidth; k++) xp.element[k] = from_float<T>(to_float(xp.element[k]) + to_float(ap.element[k]));
       store_pack<kWidth>(sum_row + c, xp);
     }
-    for (int k = 0; k < kWidth; k++) sum += to_float(xp.element[k]) * to_float(xp.element[k]);
+    for (int k = 0; k < kWidth; k++) sum += to_float(xp.element[k]) * (kCentres ? 1.0f : to_float(xp.element[k]));
+  }
+  if constexpr (kAdds) x = sum_row;
+  float centre = 0;
+  if constexpr (kCentres) {
+    centre = team_sum<kTeam>(sum) / static_cast<float>(C);
+    sum = 0;
+    for (int c = lane * kWidth; c < C; c += kTeam * kWidth) {
+      const Pack<T, kWidth> xp = load_pack<kWidth>(x + c);
+      for (int k = 0; k < kWidth; k++) {
+        const float xk = to_float(xp.element[k]) - centre;
+        sum += xk * xk;
+      }
+    }
   }
   const float s = 1.0f / sqrtf(team_sum<kTeam>(sum) / static_cast<float>(C) + eps);
   const float one_plus = kind == NormKind::OnePlus ? 1.0f : 0.0f;
-  if constexpr (kAdds) x = sum_row;
   const auto normed_at = [=](float(&to)[kWidth], int c) {
     const Pack<T, kWidth> xp = load_pack<kWidth>(x + c), wp = load_pack<kWidth>(w + c);
     for (int k = 0; k < kWidth; k++) {
-      const float xhat = to_float(xp.element[k]) * s, wk = to_float(wp.element[k]);
+      const float xhat = (kCentres ? to_float(xp.element[k]) - centre : to_float(xp.element[k])) * s;
+      const float wk = to_float(wp.element[k]);
       to[k] = to_float(kind == NormKind::Plain ? from_float<T>(wk * to_float(from_float<T>(xhat)))
                                                : from_float<T>((one_plus + wk) * xhat));
     }
@@ -95,25 +112,41 @@ struct SlotLayout {
 /// dx (C), sums += <- dy (C), x (C), s = rstd, w (C). All threads of the team call it. y_c = w_c x_c s; with
 /// g_c = dy_c w_c (1 + w_c for OnePlus):
 ///   dx_c = s g_c - x_c s^3 mean(g x)         dw_c += dy_c x_c s
+/// kCentres (LayerNorm): with x - mean(x) in the place of x, and dx_c - s mean(g) in that of dx_c.
 /// `sums`: the slots of this thread, kThreads apart. `residual` (C) or null is added to dx. `rotate` turns dy back; dx
 /// is not dy then.
-template <class T, int kWidth, int kTeam, class Rotate = Unrotated>
+template <class T, int kWidth, int kTeam, bool kCentres = false, class Rotate = Unrotated>
 __device__ __forceinline__ void row_backward(T* dx, float* sums, const T* dy, const T* x, float s, const T* w, int C,
                                              NormKind kind, int lane, const T* residual = nullptr,
                                              const Rotate& rotate = {}) {
   const float one_plus = kind == NormKind::OnePlus ? 1.0f : 0.0f;
   const auto dy_at = [=](float(&to)[kWidth], int c) { load_floats(to, dy + c); };
-  float gx = 0;
+  // Of x - x_0: far from zero, the sums of g x and of mean(x) g would cancel.
+  const float origin = kCentres ? to_float(x[0]) : 0.0f;
+  float gx = 0, g = 0, from_origin = 0;
 #pragma unroll 1  // three packs in flight are enough at 32 warps of an SM; more would spill registers
   for (int c = lane * kWidth; c < C; c += kTeam * kWidth) {
     float dyk[kWidth];
     rotate(dyk, c, -1.0f, dy_at);
     const Pack<T, kWidth> xp = load_pack<kWidth>(x + c), wp = load_pack<kWidth>(w + c);
     for (int k = 0; k < kWidth; k++) {
-      gx += dyk[k] * (one_plus + to_float(wp.element[k])) * to_float(xp.element[k]);
+      if constexpr (kCentres) {
+        const float gk = dyk[k] * to_float(wp.element[k]), xk = to_float(xp.element[k]) - origin;
+        gx += gk * xk, g += gk, from_origin += xk;
+      } else {
+        gx += dyk[k] * (one_plus + to_float(wp.element[k])) * to_float(xp.element[k]);
+      }
     }
   }
-  const float scale = team_sum<kTeam>(gx) * s * s * s / static_cast<float>(C);
+  gx = team_sum<kTeam>(gx);
+  float centre = 0, shift = 0;
+  if constexpr (kCentres) {
+    const float mean = team_sum<kTeam>(from_origin) / static_cast<float>(C);
+    g = team_sum<kTeam>(g);
+    gx -= mean * g;
+    centre = origin + mean, shift = s * g / static_cast<float>(C);
+  }
+  const float scale = gx * s * s * s / static_cast<float>(C);
 #pragma unroll 1
   for (int c = lane * kWidth; c < C; c += kTeam * kWidth) {
     float dyk[kWidth];
@@ -122,9 +155,10 @@ __device__ __forceinline__ void row_backward(T* dx, float* sums, const T* dy, co
     Pack<T, kWidth> dxp, rp;
     if (residual) rp = load_pack<kWidth>(residual + c);
     for (int k = 0; k < kWidth; k++, sums += kThreads) {
-      const float xk = to_float(xp.element[k]);
+      const float xk = kCentres ? to_float(xp.element[k]) - centre : to_float(xp.element[k]);
       *sums += dyk[k] * xk * s;
-      const float gradient = s * (dyk[k] * (one_plus + to_float(wp.element[k]))) - xk * scale;
+      float gradient = s * (dyk[k] * (one_plus + to_float(wp.element[k]))) - xk * scale;
+      if constexpr (kCentres) gradient -= shift;
       dxp.element[k] = from_float<T>(residual ? to_float(rp.element[k]) + gradient : gradient);
     }
     store_pack<kWidth>(dx + c, dxp);

@@ -29,10 +29,12 @@ std::vector<TensorToWrite> tensors_on_disk(const std::vector<ParamUnit>& units, 
 std::vector<SafetensorsWriter> open_files(const std::filesystem::path& path, const TrainState& state, bool create,
                                           const FileSystem& file_system) {
   const auto tensors = tensors_on_disk(state.units, accumulator_dtype(state.params.dtype()));
+  auto weights = tensors;
+  weights.insert(weights.end(), state.frozen.tensors().begin(), state.frozen.tensors().end());
   const std::map<std::string, std::string> metadata = {{"format", "pt"}};
   if (create) file_system.create_directories(path / "optimizer");
   std::vector<SafetensorsWriter> writers;
-  writers.emplace_back(path / "model.safetensors", tensors, metadata, create, file_system);
+  writers.emplace_back(path / "model.safetensors", weights, metadata, create, file_system);
   for (const char* moment : kMoments) {
     writers.emplace_back(path / "optimizer" / fmt::format("{}.safetensors", moment), tensors, metadata, create,
                          file_system);
@@ -72,6 +74,7 @@ void save_checkpoint(const std::filesystem::path& dir, TrainState& state, const 
   if (!is_first && mesh.replica() == 0) {
     writers = open_files(pending_checkpoint_path(dir, trainer.step), state, false, file_system);
   }
+  if (is_first) state.frozen.write(writers.front());
   write_shards(writers, state);
   mesh.world().barrier();
   if (is_first) save->commit(trainer);
@@ -89,8 +92,9 @@ void load_checkpoint(const Checkpoint& checkpoint, TrainState& state, const Mode
     loaded += bytes;
     if (progress) progress(loaded, part * 3);
   };
-  load_weights(state.params, model, state.units, SafetensorsDirectory(checkpoint.path),
-               [&](int64_t done, int64_t) { report(done - loaded); });
+  SafetensorsDirectory weights(checkpoint.path);
+  load_weights(state.params, model, state.units, weights, [&](int64_t done, int64_t) { report(done - loaded); });
+  state.frozen.load(std::move(weights), state.llama);
   for (const char* moment : kMoments) {
     const SafetensorsDirectory directory(checkpoint.path / "optimizer", moment);
     for (const ShardPiece& piece : pieces) {

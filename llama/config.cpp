@@ -9,6 +9,8 @@
 
 #include "data/file.h"
 #include "data/json.h"
+#include "data/safetensors.h"
+#include "llama/config_moe.h"
 #include "llama/config_reader.h"
 #include "llama/config_rope.h"
 #include "llama/family.h"
@@ -22,7 +24,7 @@ constexpr int64_t kMaxWidth = int64_t{1} << 22, kMaxVocab = int64_t{1} << 24, kM
                   kMaxHeadDim = int64_t{1} << 16;
 constexpr int64_t kMaxPositions = int64_t{1} << 40;
 constexpr int64_t kMaxFileBytes = int64_t{16} << 20;
-constexpr double kMaxMultiplier = 1e9;
+constexpr double kMinMultiplier = 1e-9, kMaxMultiplier = 1e9;  // of those that something is divided by
 
 // ---- keys that change the maths
 
@@ -35,16 +37,14 @@ struct DangerousKey {
 };
 
 constexpr const char* kNoDropout = "dropout is not supported; set it to 0.0 in config.json to train without";
-constexpr const char* kNoExperts = "mixtures of experts are not supported";
+constexpr const char* kNoExperts = "this model_type has no experts, and transformers ignores the key";
 constexpr const char* kNoMultiplier = "multipliers of this kind are not supported";
 constexpr const char* kCausalOnly = "only causal language models are supported";
 constexpr const char* kIgnored =
     "transformers ignores it for this model_type, and so would this trainer; remove it or set it to null";
-constexpr const char* kNoMla = "latent attention (DeepSeek's MLA) is not supported";
+constexpr const char* kNoMla = "this model_type has no latent attention (MLA), and transformers ignores the key";
 
-constexpr std::array<DangerousKey, 32> kDangerousKeys = {{
-    {"quantization_config", HarmlessIf::Null,
-     "the weights are quantised; use the checkpoint in bf16 or fp32 that it was made from"},
+constexpr std::array<DangerousKey, 19> kDangerousKeys = {{
     {"compression_config", HarmlessIf::Null,
      "the weights are compressed; use the checkpoint in bf16 or fp32 that it was made from"},
     {"attention_dropout", HarmlessIf::NullOrZero, kNoDropout},
@@ -55,22 +55,10 @@ constexpr std::array<DangerousKey, 32> kDangerousKeys = {{
     {"is_causal", HarmlessIf::NullOrTrue, kCausalOnly},
     {"is_encoder_decoder", HarmlessIf::NullOrFalse, kCausalOnly},
     {"add_cross_attention", HarmlessIf::NullOrFalse, kCausalOnly},
-    {"num_experts", HarmlessIf::NullOrZero, kNoExperts},
-    {"num_local_experts", HarmlessIf::NullOrZero, kNoExperts},
-    {"n_routed_experts", HarmlessIf::NullOrZero, kNoExperts},
     {"moe_num_experts", HarmlessIf::NullOrZero, kNoExperts},
-    {"q_lora_rank", HarmlessIf::NullOrZero, kNoMla},
-    {"kv_lora_rank", HarmlessIf::NullOrZero, kNoMla},
     {"alibi", HarmlessIf::NullOrFalse, "position biases (ALiBi) are not supported"},
-    {"rope_interleave", HarmlessIf::NullOrFalse, "this family rotates halves, and transformers ignores the key"},
-    {"rope_interleaved", HarmlessIf::NullOrFalse, "this family rotates halves, and transformers ignores the key"},
     {"clip_qkv", HarmlessIf::Null, "clipping of q, k and v is not supported"},
     {"attention_chunk_size", HarmlessIf::Null, "chunked attention is not supported"},
-    {"embedding_multiplier", HarmlessIf::NullOrOne, kNoMultiplier},
-    {"residual_multiplier", HarmlessIf::NullOrOne, kNoMultiplier},
-    {"attention_multiplier", HarmlessIf::NullOrOne, kNoMultiplier},
-    {"logits_scaling", HarmlessIf::NullOrOne, kNoMultiplier},
-    {"logit_scale", HarmlessIf::NullOrOne, kNoMultiplier},
     {"scale_emb", HarmlessIf::NullOrOne, kNoMultiplier},
     {"scale_depth", HarmlessIf::NullOrOne, kNoMultiplier},
     {"final_logit_softcap", HarmlessIf::NullOrZero,
@@ -102,21 +90,65 @@ void refuse_unless(const ConfigReader& reader, const char* key, HarmlessIf rule,
   if (value && !is_harmless(*value, rule)) reader.refuse(key, "{}", why);
 }
 
+/// MXFP4 and FP8 of tiles of 128 x 128 are decoded while they are loaded: quantized.h.
+void check_quantization(const ConfigReader& reader) {
+  const char* key = "quantization_config";
+  const json* quantization = reader.find(key);
+  if (!quantization || quantization->is_null()) return;
+  const std::string method = quantization->is_object() ? quantization->value("quant_method", "") : "";
+  const bool is_fp8 = method == "fp8" && quantization->value("weight_block_size", json()) == json({128, 128}) &&
+                      quantization->value("fmt", "e4m3") == "e4m3";
+  if (method == "mxfp4" || is_fp8) return;
+  reader.refuse(key,
+                "of quantised weights only mxfp4, and fp8 with weight_block_size [128, 128], are decoded; use the "
+                "checkpoint in bf16 or fp32 that it was made from");
+}
+
 /// Keys that matter in other families, where this one ignores them: set, they say that something else was meant.
 void refuse_dangerous_keys(const ConfigReader& reader, const Family& family) {
   for (const DangerousKey& d : kDangerousKeys) refuse_unless(reader, d.key, d.harmless, d.why);
+  check_quantization(reader);
   const auto unless = [&](bool heeded, const char* key, HarmlessIf rule) {
     if (!heeded) refuse_unless(reader, key, rule, kIgnored);
   };
   unless(family.qkv_bias != BiasRule::Never, "attention_bias", HarmlessIf::NullOrFalse);
   unless(family.has_mlp_bias_key, "mlp_bias", HarmlessIf::NullOrFalse);
-  unless(family.qk_norm != QkNorm::None, "use_qk_norm", HarmlessIf::NullOrFalse);
+  unless(family.qk_norm != QkNorm::None, "use_qk_norm",
+         family.has_qk_norm_key ? HarmlessIf::Null : HarmlessIf::NullOrFalse);
+  for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
+    const bool heeded =
+        family.moe && (family.moe->num_experts_key == std::string_view(key) ||
+                       (family.moe->num_experts_alias && family.moe->num_experts_alias == std::string_view(key)));
+    if (!heeded) refuse_unless(reader, key, HarmlessIf::NullOrZero, family.moe ? kIgnored : kNoExperts);
+  }
   unless(family.qk_norm != QkNorm::None, "qk_layernorm", HarmlessIf::NullOrFalse);
   unless(family.has_attention_softcap_key, "attn_logit_softcapping", HarmlessIf::NullOrZero);
   unless(family.is_gemma, "final_logit_softcapping", HarmlessIf::NullOrZero);
   unless(family.is_gemma, "query_pre_attn_scalar", HarmlessIf::Null);
-  unless(family.windows != WindowRule::Never, "sliding_window", HarmlessIf::NullOrZero);
+  if (family.windows == WindowRule::Never && family.has_use_sliding_window_key) {
+    refuse_unless(reader, "use_sliding_window", HarmlessIf::NullOrFalse,
+                  "versions of transformers disagree on which layers of this model_type have the window");
+  } else {
+    unless(family.windows != WindowRule::Never, "sliding_window", HarmlessIf::NullOrZero);
+  }
   unless(family.has_nope_layers, "no_rope_layers", HarmlessIf::Null);
+  unless(family.logit_scale != 0, "logit_scale", HarmlessIf::NullOrOne);
+  for (const char* key : {"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"}) {
+    unless(family.has_multipliers, key, HarmlessIf::NullOrOne);
+  }
+  unless(std::string_view(family.norm_eps_key) == "rms_norm_eps", "rms_norm_eps", HarmlessIf::Null);
+  refuse_unless(reader, "use_parallel_block", family.parallel_block ? HarmlessIf::NullOrTrue : HarmlessIf::NullOrFalse,
+                kIgnored);
+  const bool interleaved = family.rope_pairing == RopePairing::Interleaved;
+  for (const char* key : {"q_lora_rank", "kv_lora_rank"}) {
+    if (!family.has_mla) refuse_unless(reader, key, HarmlessIf::NullOrZero, kNoMla);
+  }
+  for (const char* key : {"rope_interleave", "rope_interleaved"}) {
+    if (family.has_mla && std::string_view(key) == "rope_interleave") continue;
+    refuse_unless(reader, key, interleaved ? HarmlessIf::NullOrTrue : HarmlessIf::NullOrFalse,
+                  interleaved ? "this family rotates neighbours, and transformers ignores the key"
+                              : "this family rotates halves, and transformers ignores the key");
+  }
 }
 
 // ---- which family
@@ -148,6 +180,21 @@ void check_architecture(const ConfigReader& reader, const Family& family) {
 
 // ---- sizes, norms, head
 
+/// transformers 5 writes the width that rotates as head_dim, and reads it before qk_rope_head_dim.
+MlaConfig read_mla(const ConfigReader& reader) {
+  MlaConfig mla;
+  mla.q_lora_rank = reader.optional_integer("q_lora_rank", 1536, 0, kMaxWidth).value_or(0);
+  mla.kv_lora_rank = reader.integer("kv_lora_rank", 512, 1, kMaxWidth);
+  mla.nope = reader.integer("qk_nope_head_dim", 128, 1, kMaxHeadDim);
+  mla.rope = reader.integer("qk_rope_head_dim", 64, 2, kMaxHeadDim);
+  mla.v = reader.integer("v_head_dim", 128, 1, kMaxHeadDim);
+  if (reader.has("head_dim")) mla.rope = reader.integer("head_dim", 0, 2, kMaxHeadDim);
+  if (mla.v > mla.nope + mla.rope) {
+    reader.refuse("v_head_dim", "wider than a head of q, {} + {}, which is not supported", mla.nope, mla.rope);
+  }
+  return mla;
+}
+
 void read_sizes(ModelConfig& c, const ConfigReader& reader, const FamilyDefaults& d) {
   c.vocab_size = reader.integer("vocab_size", d.vocab_size, 1, kMaxVocab);
   c.hidden_size = reader.integer("hidden_size", d.hidden_size, 1, kMaxWidth);
@@ -163,8 +210,16 @@ void read_sizes(ModelConfig& c, const ConfigReader& reader, const FamilyDefaults
                   "it must divide num_attention_heads, which is {} (an absent num_key_value_heads means {})",
                   c.num_heads, c.num_kv_heads);
   }
-  const auto head_dim = reader.optional_integer(
-      "head_dim", d.head_dim ? std::optional<int64_t>(d.head_dim) : std::nullopt, 1, kMaxHeadDim);
+  if (c.mla) {
+    c.head_dim = c.mla.nope + c.mla.rope;
+    if (c.num_kv_heads != c.num_heads) {
+      reader.refuse("num_key_value_heads", "latent attention has as many as num_attention_heads, {}", c.num_heads);
+    }
+  }
+  const auto head_dim =
+      c.mla ? std::optional<int64_t>(c.head_dim)
+            : reader.optional_integer("head_dim", d.head_dim ? std::optional<int64_t>(d.head_dim) : std::nullopt, 1,
+                                      kMaxHeadDim);
   if (!head_dim && c.hidden_size % c.num_heads != 0) {
     reader.refuse("hidden_size", "it is not a multiple of num_attention_heads, {}, and there is no head_dim",
                   c.num_heads);
@@ -203,7 +258,15 @@ void read_head(ModelConfig& c, const ConfigReader& reader, const Family& family)
   c.tie_word_embeddings = reader.boolean("tie_word_embeddings", family.defaults.tie_word_embeddings);
   c.pad_token_id = read_pad_token(reader, family, c.vocab_size);
   c.initializer_range = reader.number("initializer_range", 0.02, 0, 1);
-  c.norm_eps = reader.number("rms_norm_eps", family.defaults.norm_eps, 0, 1);
+  c.norm_eps = reader.number(family.norm_eps_key, family.defaults.norm_eps, 0, 1);
+  if (family.logit_scale != 0) {
+    c.logit_scale = reader.number("logit_scale", family.logit_scale, 0, kMaxMultiplier, true);
+  }
+  if (family.has_multipliers) {
+    c.embed_scale = reader.number("embedding_multiplier", 1, 0, kMaxMultiplier, true);
+    c.residual_multiplier = reader.number("residual_multiplier", 1, kMinMultiplier, kMaxMultiplier);
+    c.logit_scale = 1 / reader.number("logits_scaling", 1, kMinMultiplier, kMaxMultiplier);
+  }
   if (!family.is_gemma) return;
   c.embed_scale = std::sqrt(static_cast<double>(c.hidden_size));
   const auto cap = family.final_softcap ? std::optional<double>(family.final_softcap) : std::nullopt;
@@ -211,17 +274,31 @@ void read_head(ModelConfig& c, const ConfigReader& reader, const Family& family)
 }
 
 void read_attention(ModelConfig& c, const ConfigReader& reader, const Family& family) {
-  const bool key = reader.boolean("attention_bias", false);
   const auto biased = [&](BiasRule rule) {
-    return rule == BiasRule::Always || (rule == BiasRule::AttentionBiasKey && key);
+    switch (rule) {
+      case BiasRule::Never:
+        return false;
+      case BiasRule::Always:
+        return true;
+      case BiasRule::AttentionBiasKey:
+        return reader.boolean("attention_bias", family.defaults.attention_bias);
+      case BiasRule::QkvBiasKey:
+        return reader.boolean("qkv_bias", true);
+    }
+    return false;
   };
   c.qkv_bias = biased(family.qkv_bias);
   c.o_bias = biased(family.o_bias);
   c.mlp_bias = family.has_mlp_bias_key && reader.boolean("mlp_bias", false);
+  if (family.has_qk_norm_key && !reader.boolean("use_qk_norm", false)) c.qk_norm = QkNorm::None;
+  c.has_sinks = family.has_sinks;
   c.attention_scale = 1 / std::sqrt(static_cast<double>(c.head_dim));
   if (family.is_gemma) {
     const int64_t scalar = reader.integer("query_pre_attn_scalar", kGemmaQueryScalar, 1, kMaxWidth, true);
     c.attention_scale = 1 / std::sqrt(static_cast<double>(scalar));
+  }
+  if (family.has_multipliers) {
+    c.attention_scale = reader.number("attention_multiplier", 1, 0, kMaxMultiplier, true);
   }
   if (family.has_attention_softcap_key) {
     c.attention_softcap =
@@ -342,6 +419,7 @@ void read_layers(ModelConfig& c, const ConfigReader& reader, const Family& famil
     }
     c.layers[l].window = sliding[l] ? window : 0;
     if (family.local_rope_theta) c.layers[l].rope = sliding[l] ? 1 : 0;
+    if (family.rotates_only_in_windows) c.layers[l].rope = sliding[l] ? 0 : -1;
   }
 }
 
@@ -358,17 +436,49 @@ ModelConfig parse_model_config(const json& hf, const std::string& where) {
   c.architecture = family.architecture;
   c.norm = family.norm;
   c.norms = family.norms;
+  c.parallel_block = family.parallel_block;
   c.qk_norm = family.qk_norm;
-  c.fused_qkv_on_disk = c.fused_gate_up_on_disk = family.fused_on_disk;
+  c.has_mtp_on_disk = family.has_mtp;
+  if (family.has_mla) c.mla = read_mla(reader);
+  c.fused_qkv_on_disk = family.fused_qkv_on_disk;
+  c.fused_gate_up_on_disk = family.fused_gate_up_on_disk;
   read_sizes(c, reader, family.defaults);
   read_head(c, reader, family);
   read_activation(c, reader, family);
   read_attention(c, reader, family);
   read_layers(c, reader, family);
+  read_moe(c, reader, family);
   c.ropes = read_ropes(reader, family, c);
+  if (c.mla) {
+    const RopeConfig& rope = c.ropes.front();
+    if (rope.type != "default" && rope.mscale_all_dim.value_or(0) != 0) {
+      const double temperature = yarn_temperature(rope.factor.value_or(1), *rope.mscale_all_dim);
+      c.attention_scale *= temperature * temperature;
+    }
+  }
   c.hf = hf;
   return c;
 }
+
+namespace {
+
+/// transformers 5 may write one tensor for all experts of a layer; what is loaded so is saved so.
+bool has_fused_experts(const SafetensorsDirectory& directory) {
+  const auto names = directory.names();
+  return std::any_of(names.begin(), names.end(),
+                     [](const std::string& name) { return name.ends_with(".experts.gate_up_proj"); });
+}
+
+bool has_safetensors(const std::filesystem::path& path) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error)) return false;
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json"}) {
+    if (std::filesystem::exists(path / name, error)) return true;
+  }
+  return false;
+}
+
+}  // namespace
 
 ModelConfig load_model_config(const std::filesystem::path& path) {
   std::error_code error;
@@ -376,5 +486,8 @@ ModelConfig load_model_config(const std::filesystem::path& path) {
   CHECK(std::filesystem::exists(file, error),
         "{}: there is no such file; model.path must be a Hugging Face checkpoint directory or its config.json",
         file.string());
-  return parse_model_config(parse_json(read_file(file, kMaxFileBytes), file.string()), file.string());
+  ModelConfig config = parse_model_config(parse_json(read_file(file, kMaxFileBytes), file.string()), file.string());
+  if (config.moe && config.moe.layout == WeightLayout::OutIn && has_safetensors(path))
+    config.moe.is_fused_on_disk = has_fused_experts(SafetensorsDirectory(path));
+  return config;
 }

@@ -27,7 +27,8 @@ std::string read_type(const ConfigReader& dict, const Family& family) {
     }
     return "default";
   }
-  if (family.rotates_partially && (type == "su" || type == "yarn")) type = "longrope";
+  const bool is_phi3 = family.rope_scaling_keys == RopeScalingKeys::TypeAndLists;
+  if (is_phi3 && (type == "su" || type == "yarn")) type = "longrope";
   if (std::find(family.rope_types.begin(), family.rope_types.end(), type) == family.rope_types.end()) {
     dict.refuse(key, "not a rotary embedding that is supported for {}: {}", family.model_type,
                 listed(family.rope_types));
@@ -112,7 +113,7 @@ int64_t read_rotary_dim(const ConfigReader& top, const ConfigReader& dict, const
                         int64_t head_dim) {
   const char* key = "partial_rotary_factor";
   const ConfigReader& holder = dict.find(key) ? dict : top;
-  double partial = holder.optional_number(key, 1.0, 0, 1, true).value_or(1.0);
+  double partial = holder.optional_number(key, family.defaults.partial_rotary_factor, 0, 1, true).value_or(1.0);
   if (!family.rotates_partially && partial != 1.0) {
     if (rope.type != "default") holder.refuse(key, "{} cannot rotate a part of a head", family.model_type);
     partial = 1.0;
@@ -127,11 +128,19 @@ int64_t read_rotary_dim(const ConfigReader& top, const ConfigReader& dict, const
 RopeConfig read_rope(const ConfigReader& top, const ConfigReader& dict, const Family& family,
                      const ModelConfig& config) {
   RopeConfig rope;
+  rope.pairing = family.rope_pairing;
   rope.max_position_embeddings = config.max_position_embeddings;
   rope.theta = dict.number("rope_theta", top.number("rope_theta", family.defaults.rope_theta, 1, kMaxTheta, true), 1,
                            kMaxTheta, true);
-  read_scaling(rope, top, dict, family);
-  rope.rotary_dim = read_rotary_dim(top, dict, family, rope, config.head_dim);
+  if (family.scaled_rope && !dict.has("rope_type") && !dict.has("type")) {
+    const double theta = rope.theta;
+    rope = *family.scaled_rope;
+    rope.theta = theta, rope.max_position_embeddings = config.max_position_embeddings;
+  } else {
+    read_scaling(rope, top, dict, family);
+  }
+  rope.rotary_dim = config.mla ? config.mla.rope : read_rotary_dim(top, dict, family, rope, config.head_dim);
+  if (config.mla && !top.boolean("rope_interleave", true)) rope.pairing = RopePairing::HalfSplit;
   if (rope.type == "longrope") {
     const size_t half = static_cast<size_t>(rope.rotary_dim / 2);
     rope.short_factor = dict.positive_numbers("short_factor", half);

@@ -4,8 +4,7 @@
 #include <cmath>
 
 #include "layers/core/check.h"
-#include "llama/config.h"
-#include "llama/family.h"
+#include "llama/config_moe.h"
 
 using nlohmann::json;
 
@@ -105,6 +104,7 @@ void save_layers(json& out, const ModelConfig& c, const Family& family) {
   }
   if (family.windows == WindowRule::EveryLayer) {
     out["sliding_window"] = null_if(window == 0, window);
+    if (family.has_use_sliding_window_key) out["use_sliding_window"] = window > 0;
   } else if (family.windows != WindowRule::Never) {
     out["layer_types"] = types;
     if (window > 0) out["sliding_window"] = window;
@@ -126,12 +126,19 @@ void save_sizes(json& out, const ModelConfig& c) {
   out["num_hidden_layers"] = c.num_layers;
   out["num_attention_heads"] = c.num_heads;
   out["num_key_value_heads"] = c.num_kv_heads;
-  out["head_dim"] = c.head_dim;
+  out["head_dim"] = c.mla ? c.mla.rope : c.head_dim;
+  if (c.mla) {
+    out["q_lora_rank"] = null_if(c.mla.q_lora_rank == 0, c.mla.q_lora_rank);
+    out["kv_lora_rank"] = c.mla.kv_lora_rank;
+    out["qk_nope_head_dim"] = c.mla.nope, out["qk_rope_head_dim"] = c.mla.rope, out["v_head_dim"] = c.mla.v;
+    out["qk_head_dim"] = c.head_dim;
+    out["rope_interleave"] = c.ropes.at(0).pairing == RopePairing::Interleaved;
+  }
   out["max_position_embeddings"] = c.max_position_embeddings;
 }
 
 void save_maths(json& out, const ModelConfig& c, const Family& family) {
-  out["rms_norm_eps"] = c.norm_eps;
+  out[family.norm_eps_key] = c.norm_eps;
   out["initializer_range"] = c.initializer_range;
   out["tie_word_embeddings"] = c.tie_word_embeddings;
   for (const char* dropout : {"attention_dropout", "resid_pdrop", "embd_pdrop"}) {
@@ -139,7 +146,16 @@ void save_maths(json& out, const ModelConfig& c, const Family& family) {
   }
   out["pad_token_id"] = null_if(c.pad_token_id < 0, c.pad_token_id);
   if (family.qkv_bias == BiasRule::AttentionBiasKey) out["attention_bias"] = c.qkv_bias;
+  if (family.qkv_bias == BiasRule::QkvBiasKey) out["qkv_bias"] = c.qkv_bias;
   if (family.has_mlp_bias_key) out["mlp_bias"] = c.mlp_bias;
+  if (family.has_qk_norm_key) out["use_qk_norm"] = c.qk_norm != QkNorm::None;
+  if (family.logit_scale != 0) out["logit_scale"] = c.logit_scale;
+  if (family.has_multipliers) {
+    out["embedding_multiplier"] = c.embed_scale;
+    out["residual_multiplier"] = c.residual_multiplier;
+    out["attention_multiplier"] = c.attention_scale;
+    out["logits_scaling"] = 1 / c.logit_scale;
+  }
   if (!family.is_gemma) return;
   out["hidden_activation"] = "gelu_pytorch_tanh";
   out["query_pre_attn_scalar"] = std::llround(1 / (c.attention_scale * c.attention_scale));
@@ -159,9 +175,11 @@ json config_to_save(const ModelConfig& config, const std::string& torch_dtype) {
   out["model_type"] = config.model_type;
   out["architectures"] = {config.architecture};
   out["torch_dtype"] = out["dtype"] = torch_dtype;
+  out.erase("quantization_config");  // weights are saved as they were trained
   save_sizes(out, config);
   save_maths(out, config, *family);
   save_layers(out, config, *family);
+  save_moe(out, config, *family);
   save_ropes(out, config, *family);
   return out;
 }

@@ -36,15 +36,31 @@ double flops_of(const ModelConfig& model, std::span<const int64_t> document_leng
   const auto C = static_cast<double>(model.hidden_size), F = static_cast<double>(model.intermediate_size);
   const auto V = static_cast<double>(model.vocab_size);
   const auto q_dim = static_cast<double>(model.q_dim()), qkv_dim = static_cast<double>(model.qkv_dim());
-  const double block_weights = C * qkv_dim + q_dim * C + 3 * C * F;
-  double flops = 6 * static_cast<double>(model.num_layers) * block_weights * static_cast<double>(num_tokens) +
-                 6 * C * V * static_cast<double>(num_loss_tokens);
+  const MoeConfig& moe = model.moe;
+  const auto E = static_cast<double>(moe.router.num_experts), k = static_cast<double>(moe.router.top_k);
+  const auto expert = static_cast<double>(moe.intermediate_size),
+             shared = static_cast<double>(moe.shared_intermediate_size);
+  const double moe_weights = C * E + 3 * C * (k * expert + shared) + (moe.has_shared_gate ? C : 0);
+  const MlaConfig& mla = model.mla;
+  const auto NH = static_cast<double>(model.num_heads), o_dim = static_cast<double>(model.o_dim());
+  double attention_weights = C * qkv_dim + q_dim * C;
+  if (mla) {
+    const auto LQ = static_cast<double>(mla.q_lora_rank), LK = static_cast<double>(mla.kv_lora_rank);
+    const double of_q = LQ > 0 ? LQ * (C + q_dim) : C * q_dim;
+    attention_weights =
+        of_q + C * (LK + static_cast<double>(mla.rope)) + LK * NH * static_cast<double>(mla.nope + mla.v) + o_dim * C;
+  }
+  double weights = 0;
+  for (const LayerConfig& layer : model.layers) {
+    weights += attention_weights + (layer.is_moe ? moe_weights : 3 * C * F);
+  }
+  double flops = 6 * weights * static_cast<double>(num_tokens) + 6 * C * V * static_cast<double>(num_loss_tokens);
   int64_t last_window = -1;
   double pairs = 0;
   for (const LayerConfig& layer : model.layers) {  // windows come in long runs: count each run's pairs once
     if (layer.window != last_window) pairs = visible_pairs(document_lengths, layer.window);
     last_window = layer.window;
-    flops += 12 * q_dim * pairs;
+    flops += 6 * (q_dim + o_dim) * pairs;
   }
   return flops;
 }

@@ -11,9 +11,11 @@
 double visible_pairs(const Batch& batch, int64_t window);
 
 /// Flops of one training step on `batch`, forward and backward:
-///   6 P per token:  P = weights that multiply a token: qkv, o, gate, up and down of every block; a lookup is free
+///   6 P per token:  P = weights that multiply a token: qkv, o, gate, up and down of every block, of the experts those
+///                   that a token goes to, and the router; a lookup is free
 ///   6 C V per token with a target: the head, tied or not (rows without a target are left out of it)
-///   12 NH HD per visible pair and layer: q.k and p.v forward, twice that backward
+///   12 NH HD per visible pair and layer: q.k and p.v forward, twice that backward (6 NH (HD + dv) with latent
+///   attention)
 double batch_flops(const ModelConfig& model, const Batch& batch);
 
 /// The same of one row, before its tokens are read: as if every token had a target.

@@ -26,6 +26,11 @@ std::string to_json_line(const StepMetrics& m) {
                                  {"step_ms", m.step_ms},
                                  {"mem_mib", m.mem_mib},
                                  {"imbalance", m.imbalance}};
+  if (m.router_load) {
+    // Rows are never dropped: said, because other trainers do drop them.
+    line["experts"] = {{"max_over_mean", m.router_load->max_over_mean}, {"dropped", 0}};
+    line["balance_loss"] = m.router_load->balance_loss;
+  }
   if (m.traffic) {
     const auto add = [&](const char* what, const Traffic::Kind& kind) {
       line[what] = {{"calls", kind.calls}, {"bytes", kind.bytes}};
@@ -51,6 +56,7 @@ std::string to_console_line(const StepMetrics& m, int64_t total_steps, double to
       step_width, total_steps, number(m.loss, "{:.4f}"), number(m.grad_norm, "{:.4g}"), number(m.lr, "{:.2e}"),
       std::isfinite(tokens_per_s) ? format_count(tokens_per_s) : "-", number(100 * mfu, "{:.1f}%"),
       std::isfinite(m.mem_mib) ? format_bytes(m.mem_mib * 0x1p20) : "-", format_duration(eta_s));
+  if (m.router_load) line += fmt::format("  experts {:.2f}", m.router_load->max_over_mean);
   if (m.imbalance >= 1.005) line += fmt::format("  imbalance {:.2f}", m.imbalance);
   if (m.eval_loss) {
     line += fmt::format("  eval {} (ppl {})", number(*m.eval_loss, "{:.4f}"), number(std::exp(*m.eval_loss), "{:.4g}"));

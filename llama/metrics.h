@@ -7,6 +7,7 @@
 
 #include "comm/traffic.h"
 #include "layers/core/log.h"
+#include "llama/router_load.h"
 
 /// One optimizer step, over all ranks. Numbers that do not exist are NaN: `null` in the log, "-" on the console.
 struct StepMetrics {
@@ -14,10 +15,11 @@ struct StepMetrics {
   double loss = 0, grad_norm = 0, lr = 0;
   int64_t num_tokens = 0, num_loss_tokens = 0;  ///< of this step, without padding; with a target
   double tokens_per_s = 0, mfu = 0, step_ms = 0, mem_mib = 0;
-  double imbalance = 1;                  ///< of the rows over the data-parallel groups; see deal_rows
-  std::optional<Traffic> traffic = {};   ///< of this rank, with log.traffic
-  double wait_ms = 0;                    ///< in collectives, of this rank; with log.traffic
-  std::optional<double> eval_loss = {};  ///< on evaluated steps; the log adds eval_ppl = e^eval_loss
+  double imbalance = 1;                              ///< of the rows over the data-parallel groups; see deal_rows
+  std::optional<RouterLoad::Load> router_load = {};  ///< of a mixture of experts
+  std::optional<Traffic> traffic = {};               ///< of this rank, with log.traffic
+  double wait_ms = 0;                                ///< in collectives, of this rank; with log.traffic
+  std::optional<double> eval_loss = {};              ///< on evaluated steps; the log adds eval_ppl = e^eval_loss
 };
 
 /// The log line: a JSON object without a line break.

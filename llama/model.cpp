@@ -17,11 +17,12 @@ std::vector<UnitSpec> unit_specs(const std::vector<ParamUnit>& units) {
   return specs;
 }
 
-Llama::Llama(Arena& arena, const ModelConfig& config, const ModelOptions& options, Communicator* sp, Device& device)
+Llama::Llama(Arena& arena, const ModelConfig& config, const ModelOptions& options, Mesh* mesh, Device& device)
     : config_(config), options_(options), device_(device), units_(param_units(config)) {
   const int64_t T = options.max_tokens, C = config.hidden_size;
   const DType dtype = options.dtype, sums = accumulator_dtype(dtype);
   const size_t L = static_cast<size_t>(config.num_layers);
+  const int64_t sp = options.mesh.sp;
 
   arena.begin_section("batch");
   tokens_ = arena.place(DType::I32, {T}, "tokens");
@@ -29,10 +30,19 @@ Llama::Llama(Arena& arena, const ModelConfig& config, const ModelOptions& option
   positions_ = arena.place(DType::I32, {T}, "positions");
   loss_rows_ = arena.place(DType::I32, {T}, "loss rows");
   nll_ = arena.place(DType::F64, {1}, "nll");
+  if (config.moe) {
+    is_token_ = arena.place(DType::I32, {T}, "is token");
+    router_load_.emplace(arena, config, dtype, options.mesh, mesh, device);
+  }
+  inputs_.select_bias.resize(L);
+  for (size_t l = 0; config.moe.has_select_bias && l < L; l++) {
+    if (config.layers[l].is_moe)
+      inputs_.select_bias[l] = arena.place(sums, {config.moe.router.num_experts}, "select bias");
+  }
   if (device.is_cuda()) {
     token_order_ = arena.place(DType::I32, {T}, "token order");
-    bounds_ = arena.place(DType::I32, {T * options.sp_size, 2}, "document bounds");
-    cu_seqlens_ = arena.place(DType::I64, {T * options.sp_size + 1}, "document ends");
+    bounds_ = arena.place(DType::I32, {T * sp, 2}, "document bounds");
+    cu_seqlens_ = arena.place(DType::I64, {T * sp + 1}, "document ends");
   }
   for (const RopeConfig& rope : config.ropes) {
     const int64_t half = rope.rotary_dim / 2;
@@ -48,7 +58,8 @@ Llama::Llama(Arena& arena, const ModelConfig& config, const ModelOptions& option
   h_.emplace(arena, dtype, T, C, config.num_layers, options.offload_block_inputs, device);
   arena.begin_section(options.recompute_blocks ? "activations of one block" : "activations of all blocks");
   for (size_t l = 0; l < (options.recompute_blocks ? 1 : L); l++) {
-    saved_.push_back(place_block_activations(arena, config, dtype, T, options.sp_size));
+    const int layer = options.recompute_blocks ? -1 : static_cast<int>(l);
+    saved_.push_back(place_block_activations(arena, config, layer, dtype, T, sp));
   }
   arena.begin_section("head");
   x_ = arena.place(dtype, {T, C}, "final norm");
@@ -58,12 +69,12 @@ Llama::Llama(Arena& arena, const ModelConfig& config, const ModelOptions& option
   // The head runs when no block does: their buffers overlap.
   const size_t shared = arena.mark();
   arena.begin_section("scratch of a block");
-  scratch_ = place_block_scratch(arena, config, dtype, T, options.sp_size, device.kind());
-  if (options.sp_size > 1) ulysses_.emplace(arena, dtype, ulysses_shape(config, options.sp_size), T, sp);
+  scratch_ = place_block_scratch(arena, config, dtype, T, sp, device.kind());
+  if (sp > 1) ulysses_.emplace(arena, dtype, ulysses_shape(config, sp), T, mesh ? &mesh->sp_tensors() : nullptr);
   const size_t block_end = arena.mark();
   arena.rewind(shared);
   arena.begin_section("scratch of the loss (shares the block's)");
-  const LossShape loss{config.final_softcap, options.loss_tile_tokens};
+  const LossShape loss{config.final_softcap, options.loss_tile_tokens, config.logit_scale};
   loss_workspace_ = arena.place(
       DType::U8, {static_cast<int64_t>(loss_workspace_bytes(loss, dtype, T, C, config.vocab_size))}, "loss workspace");
   if (arena.mark() < block_end) arena.rewind(block_end);
@@ -83,14 +94,20 @@ void Llama::load_batch(const Batch& batch) {
   copy(tokens_, batch.tokens), copy(targets_, batch.targets), copy(positions_, batch.positions);
   if (device_.is_cuda()) copy(token_order_, embedding_order(batch.tokens, config_.vocab_size));
   copy(loss_rows_, loss_rows(batch.targets, config_.vocab_size, num_targets_));
+  if (is_token_) {
+    std::vector<int32_t> is_token;
+    for (const int32_t document : batch.document_ids) is_token.push_back(document >= 0);
+    copy(is_token_, is_token);
+    inputs_.is_token = is_token_.rows(0, T);
+  }
   inputs_.T = T;
-  CHECK(batch.cu_seqlens.back() == T * options_.sp_size, "{} ranks have {} tokens each of a batch of {}",
-        options_.sp_size, T, batch.cu_seqlens.back());
+  CHECK(batch.cu_seqlens.back() == T * options_.mesh.sp, "{} ranks have {} tokens each of a batch of {}",
+        options_.mesh.sp, T, batch.cu_seqlens.back());
   inputs_.documents.cu_seqlens = batch.cu_seqlens;
   if (device_.is_cuda()) {
     const std::vector<int32_t> bounds = document_bounds(batch.cu_seqlens);
     device_.upload(bounds_.data, bounds.data(), bounds.size() * sizeof(int32_t));
-    inputs_.documents.bounds = bounds_.rows(0, T * options_.sp_size);
+    inputs_.documents.bounds = bounds_.rows(0, T * options_.mesh.sp);
     const Tensor cu = cu_seqlens_.rows(0, static_cast<int64_t>(batch.cu_seqlens.size()));
     device_.upload(cu.data, batch.cu_seqlens.data(), cu.size_bytes());
     inputs_.documents.cu_seqlens_device = cu;
@@ -127,9 +144,10 @@ void Llama::forward(const Batch& batch, ParamStore& params) {
 void Llama::run_forward(const Batch& batch, ParamStore& params, bool keeps_inputs) {
   load_batch(batch);
   const int64_t T = inputs_.T;
+  if (router_load_ && keeps_inputs) inputs_.statistics = router_load_->statistics();
   params.gather(0);
   params.gather(1);
-  embedding_forward(device_, h_->write(0, T), at_tokens(tokens_), params.use(0).at(0), config_.embed_scale);
+  embedding_forward(device_, h_->write(0, T), at_tokens(tokens_), params.use(0).at(0), config_.stream_scale());
   params.release(0);
   for (int l = 0; l < config_.num_layers; l++) {
     const size_t i = static_cast<size_t>(l), unit = i + 1;
@@ -141,20 +159,22 @@ void Llama::run_forward(const Batch& batch, ParamStore& params, bool keeps_input
     params.release(unit);
   }
   rmsnorm_forward(device_, at_tokens(x_), x_rstd_.rows(0, T), h_->written(config_.num_layers, T),
-                  params.use(head_unit()).at(0), config_.norm_eps, config_.norm);
+                  params.use(head_unit()).at(0), config_.stream_eps(), config_.norm);
   params.release(head_unit());
+  inputs_.statistics.clear();
 }
 
-void Llama::backward(const Batch& batch, ParamStore& params, double grad_scale, Tensor logits) {
+void Llama::backward(const Batch& batch, ParamStore& params, const MicroStep& step, Tensor logits) {
   CHECK(inputs_.T == batch.size(), "backward() of a batch of {} tokens after forward() of one of {}", batch.size(),
         inputs_.T);
-  const LossShape loss{config_.final_softcap, options_.loss_tile_tokens};
+  const LossShape loss{config_.final_softcap, options_.loss_tile_tokens, config_.logit_scale};
   const int64_t T = inputs_.T, L = config_.num_layers;
   const Tensor dh = at_tokens(dh_);
+  if (router_load_) inputs_.balance_slope = router_load_->balance_slope(step.weight, step.num_tokens);
   params.gather(0);
   params.gather(head_unit());
   loss_forward_backward(device_, nll_, dh, head_grad(params), at_tokens(x_), head_weight(params), at_tokens(targets_),
-                        {at_tokens(loss_rows_), num_targets_}, grad_scale, loss, loss_workspace_, logits);
+                        {at_tokens(loss_rows_), num_targets_}, step.grad_scale, loss, loss_workspace_, logits);
   rmsnorm_backward(device_, dh, params.grads(head_unit()).at(0), dh, h_->written(L, T), x_rstd_.rows(0, T),
                    params.use(head_unit()).at(0), config_.norm);
   params.release(head_unit());
@@ -175,7 +195,7 @@ void Llama::backward(const Batch& batch, ParamStore& params, double grad_scale, 
     params.reduce(unit);
   }
   const Tensor order = token_order_ ? at_tokens(token_order_) : Tensor{};
-  embedding_backward(device_, params.grads(0).at(0), dh, at_tokens(tokens_), order, config_.embed_scale,
+  embedding_backward(device_, params.grads(0).at(0), dh, at_tokens(tokens_), order, config_.stream_scale(),
                      config_.pad_token_id);
   params.release(0);
   params.reduce(0);
@@ -185,11 +205,19 @@ void Llama::evaluate(const Batch& batch, ParamStore& params, Tensor logits) {
   run_forward(batch, params, false);
   params.gather(0);
   params.gather(head_unit());
-  const LossShape loss{config_.final_softcap, options_.loss_tile_tokens};
+  const LossShape loss{config_.final_softcap, options_.loss_tile_tokens, config_.logit_scale};
   loss_forward(device_, nll_, at_tokens(x_), head_weight(params), at_tokens(targets_),
                {at_tokens(loss_rows_), num_targets_}, loss, loss_workspace_, logits);
   params.release(0);
   params.release(head_unit());
+}
+
+void Llama::set_select_bias(size_t layer, const std::vector<double>& bias) {
+  const Tensor to = inputs_.select_bias.at(layer);
+  CHECK(to.numel() == static_cast<int64_t>(bias.size()), "a bias of {} for {} experts", bias.size(), to.numel());
+  const std::vector<float> rounded(bias.begin(), bias.end());
+  const void* from = to.dtype == DType::F64 ? static_cast<const void*>(bias.data()) : rounded.data();
+  device_.copy_from_host(to.data, from, to.size_bytes());
 }
 
 double Llama::take_nll() {

@@ -1,7 +1,8 @@
 // Llama: the whole decoder, forward and backward, on one arena. The name is historical: every supported family runs
 // here.
 //
-//   h_0 = embed_scale * embed(tokens);  h_{l+1} = block_l(h_l);  x = final_norm(h_L);  logits = lm_head(x)
+//   h_0 = stream_scale * embed(tokens);  h_{l+1} = block_l(h_l);  x = final_norm(h_L);
+//   logits = softcap(logit_scale * lm_head(x))
 #pragma once
 
 #include <optional>
@@ -11,6 +12,7 @@
 #include "data/batch.h"
 #include "llama/block.h"
 #include "llama/residual_stream.h"
+#include "llama/router_load.h"
 
 struct ModelOptions {
   DType dtype = DType::F32;
@@ -18,26 +20,40 @@ struct ModelOptions {
   int64_t loss_tile_tokens = 1024;
   bool recompute_blocks = false;  ///< keep only each block's input, run its forward again in the backward: same bits
   bool offload_block_inputs = false;  ///< to the host's memory, beside the computation: same bits. CUDA only
-  int64_t sp_size = 1;                ///< ranks that share each batch
+  MeshShape mesh = {};                ///< its sp ranks share each batch
+};
+
+/// What a micro-step is of its step.
+struct MicroStep {
+  double grad_scale = 1;  ///< of sum(nll)
+  // Of a load-balancing loss
+  double weight = 1;       ///< 1 / micro-steps
+  int64_t num_tokens = 0;  ///< of all ranks, without padding
 };
 
 class Llama {
  public:
-  /// `sp`: the options.sp_size ranks that share each batch; null on an arena that only measures.
-  Llama(Arena& arena, const ModelConfig& config, const ModelOptions& options, Communicator* sp, Device& device);
+  /// `mesh` of shape options.mesh; null: one rank, or an arena that only measures.
+  Llama(Arena& arena, const ModelConfig& config, const ModelOptions& options, Mesh* mesh, Device& device);
 
   /// Up to the final norm; saves what the backward needs.
   void forward(const Batch& batch, ParamStore& params);
 
-  /// After forward() of the same batch. Adds the gradients of grad_scale * sum(nll) to the store, and sum(nll) to what
-  /// take_nll() gives. `logits` (T, V) receives what the cross-entropy saw, unless null.
-  void backward(const Batch& batch, ParamStore& params, double grad_scale, Tensor logits = {});
+  /// After forward() of the same batch. Adds the gradients of grad_scale * sum(nll), and of the load-balancing loss
+  /// where there is one, to the store, and sum(nll) to what take_nll() gives. `logits` (T, V) receives what the
+  /// cross-entropy saw, unless null.
+  void backward(const Batch& batch, ParamStore& params, const MicroStep& step, Tensor logits = {});
 
   /// The forward, and adds the sum of nll to what take_nll() gives, without gradients.
   void evaluate(const Batch& batch, ParamStore& params, Tensor logits = {});
 
   /// The sum of nll since the last call. Waits for the device: call it once a step.
   double take_nll();
+
+  /// (E) of a layer, where the router has one: see route_forward.
+  void set_select_bias(size_t layer, const std::vector<double>& bias);
+  /// Null for a dense model.
+  RouterLoad* router_load() { return router_load_ ? &*router_load_ : nullptr; }
 
   const ModelConfig& config() const { return config_; }
   const std::vector<ParamUnit>& units() const { return units_; }
@@ -59,12 +75,13 @@ class Llama {
   std::vector<ParamUnit> units_;
 
   Tensor tokens_, targets_, positions_;   // (T) I32
+  Tensor is_token_;                       // (T) I32; of a mixture of experts only
   Tensor token_order_;                    // (T) I32: embedding_order; on CUDA only
   Tensor loss_rows_;                      // (T) I32, see layers/loss.h
   int64_t num_targets_ = 0;               // of the current batch
   Tensor nll_;                            // (1) F64, since take_nll()
-  Tensor bounds_;                         // (T * sp_size, 2) I32: Documents::bounds; on a CUDA device only
-  Tensor cu_seqlens_;                     // (T * sp_size + 1) I64: Documents::cu_seqlens_device; likewise
+  Tensor bounds_;                         // (T * mesh.sp, 2) I32: Documents::bounds; on a CUDA device only
+  Tensor cu_seqlens_;                     // (T * mesh.sp + 1) I64: Documents::cu_seqlens_device; likewise
   std::vector<Tensor> inv_freq_;          // (r/2) F32, one a rope
   std::vector<int64_t> inv_freq_seqlen_;  // the longest document it was made for; 0 = not yet
   std::vector<double> attention_factor_;  // one a rope
@@ -75,6 +92,7 @@ class Llama {
   BlockScratch scratch_;
   Tensor x_, x_rstd_, dh_;  // (T, C), (T), (T, C)
   std::optional<Ulysses> ulysses_;
+  std::optional<RouterLoad> router_load_;
   Tensor loss_workspace_;
 };
 

@@ -40,12 +40,13 @@ TrainState::TrainState(Arena& arena, const RunConfig& run, const ModelConfig& mo
     : units(param_units(model)),
       params(arena, unit_specs(units), options.dtype, shape, mesh, device, grad_dtype(run)),
       adamw(arena, params, units, run.optimizer),
-      llama(arena, model, options, mesh ? &mesh->sp_tensors() : nullptr, device) {}
+      llama(arena, model, options, mesh, device),
+      frozen(model) {}
 
 ModelOptions model_options(const RunConfig& run, const ModelConfig& model, const MeshShape& shape) {
   ModelOptions options;
   options.dtype = run.train.dtype == "bf16" ? DType::BF16 : DType::F32;
-  options.sp_size = shape.sp;
+  options.mesh = shape;
   options.max_tokens = run.batch.micro_batch_size * ceil_div(run.data.seq_len, shape.sp);
   options.loss_tile_tokens = run.memory.loss_tile_tokens > 0
                                  ? std::min(run.memory.loss_tile_tokens, options.max_tokens)
@@ -79,7 +80,9 @@ MemoryPlan plan_memory(const RunConfig& run, const ModelConfig& model, const Mes
         ResidualStream::offloaded_bytes(options.dtype, options.max_tokens, model.hidden_size, model.num_layers);
   }
   plan.program_bytes = static_cast<size_t>(read_process_memory().resident_bytes);
-  plan.buffer_bytes = batch_bytes(run, shape) + (plan.is_cuda ? Device::kUploadBytes : gemm_buffer_bytes(DType::F32));
+  plan.buffer_bytes =
+      batch_bytes(run, shape) +
+      (plan.is_cuda ? Device::kUploadBytes : gemm_buffer_bytes(DType::F32, static_cast<bool>(model.moe)));
   for (const Arena::Entry& entry : arena.entries()) {
     const auto same = std::find_if(plan.rows.begin(), plan.rows.end(), [&](const MemoryPlan::Row& row) {
       return row.section == entry.section && row.name == entry.name && row.shape == entry.shape.str();

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "llama/frozen.h"
 #include "llama/model.h"
 #include "llama/optimizer.h"
 #include "llama/run_config.h"
@@ -15,6 +16,7 @@ struct TrainState {
   ParamStore params;
   AdamW adamw;
   Llama llama;
+  FrozenTensors frozen;
 
   /// `mesh` null: one rank, or an arena that only measures for `shape`.
   TrainState(Arena& arena, const RunConfig& run, const ModelConfig& model, const ModelOptions& options,

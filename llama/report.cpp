@@ -13,6 +13,12 @@ std::string part_of(const std::string& param) {
   if (param == param_name::kLmHead) return "lm_head";
   if (param.starts_with("qkv_proj") || param.starts_with("o_proj")) return "attention";
   if (param.starts_with("gate_up_proj") || param.starts_with("down_proj")) return "MLP";
+  if (param.starts_with("router") || param == param_name::kSharedGate) return "router";
+  if (param.starts_with("experts")) return "experts";
+  if (param == param_name::kSinks) return "attention";
+  for (const char* latent : {"q_a_proj", "q_b_proj", "kv_a_proj", "kv_b_proj"}) {
+    if (param.starts_with(latent)) return "attention";
+  }
   return "norms";
 }
 
@@ -35,8 +41,20 @@ void report_model(Console& console, const ModelConfig& model, const std::vector<
   console.info("{}: {} layers, width {}, {} heads of {}, {} kv heads, MLP {}, vocabulary {}{}", model.architecture,
                model.num_layers, model.hidden_size, model.num_heads, model.head_dim, model.num_kv_heads,
                model.intermediate_size, model.vocab_size, model.tie_word_embeddings ? ", tied embeddings" : "");
+  if (model.moe) {
+    const RouterShape& router = model.moe.router;
+    const auto layers =
+        std::count_if(model.layers.begin(), model.layers.end(), [](const LayerConfig& l) { return l.is_moe; });
+    console.info(
+        "experts in {} layers: {} of width {}, {} for each token{}{}", layers, router.num_experts,
+        model.moe.intermediate_size, router.top_k,
+        model.moe.shared_intermediate_size > 0
+            ? fmt::format(", and one of width {} for all", model.moe.shared_intermediate_size)
+            : "",
+        model.moe.balance_coef > 0 ? fmt::format("; load-balancing loss times {}", model.moe.balance_coef) : "");
+  }
   Table table({{"part"}, {"parameters", Table::Align::Right}, {"share", Table::Align::Right}});
-  for (const char* part : {"embedding", "attention", "MLP", "norms", "lm_head"}) {
+  for (const char* part : {"embedding", "attention", "MLP", "router", "experts", "norms", "lm_head"}) {
     if (!parts.count(part)) continue;
     table.row(
         {part, std::to_string(parts[part]), percent(static_cast<double>(parts[part]), static_cast<double>(total))});

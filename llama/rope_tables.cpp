@@ -7,6 +7,10 @@
 #include "layers/core/check.h"
 #include "llama/config.h"
 
+double yarn_temperature(double factor, double mscale) {
+  return factor <= 1 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
+}
+
 namespace {
 
 /// theta^(2m/r): the exponent and the result are rounded to fp32, the power itself is not.
@@ -47,10 +51,6 @@ std::vector<float> llama3(const RopeConfig& c, float factor) {
     x = (1.0f - smooth) * x / factor + smooth * x;
   }
   return w;
-}
-
-double yarn_temperature(double factor, double mscale) {
-  return factor <= 1 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
 }
 
 /// YaRN (Peng et al., 2023): dimensions that turn less than beta_slow times within O are interpolated, those that turn

@@ -118,17 +118,17 @@ Outputs run_embedding(Bed& bed) {
   return {bed.output(y), bed.output(dw)};
 }
 
-Outputs run_rmsnorm(Bed& bed) {
+Outputs run_rmsnorm(Bed& bed, NormKind kind) {
   const Tensor x = bed.random({T, C}, "x"), w = bed.random({C}, "w"), y = bed.zeros({T, C}, "y"),
                rstd = bed.zeros(DType::F32, {T}, "rstd"), dx = bed.zeros({T, C}, "dx"),
                dw = bed.zeros(DType::F32, {C}, "dw");
-  rmsnorm_forward(bed.device, y, rstd, x, w, 1e-5, NormKind::LateCast);
-  rmsnorm_backward(bed.device, dx, dw, bed.random({T, C}, "dy"), x, rstd, w, NormKind::LateCast);
+  rmsnorm_forward(bed.device, y, rstd, x, w, 1e-5, kind);
+  rmsnorm_backward(bed.device, dx, dw, bed.random({T, C}, "dy"), x, rstd, w, kind);
   // With the residual adds next to it.
   const Tensor sum = bed.zeros({T, C}, "sum"), y_of_sum = bed.zeros({T, C}, "y of the sum"),
                d_sum = bed.random({T, C}, "d_sum");
-  add_rmsnorm_forward(bed.device, sum, y_of_sum, rstd, x, bed.random({T, C}, "branch"), w, 1e-5, NormKind::LateCast);
-  rmsnorm_backward(bed.device, d_sum, dw, bed.random({T, C}, "dy"), sum, rstd, w, NormKind::LateCast, d_sum);
+  add_rmsnorm_forward(bed.device, sum, y_of_sum, rstd, x, bed.random({T, C}, "branch"), w, 1e-5, kind);
+  rmsnorm_backward(bed.device, d_sum, dw, bed.random({T, C}, "dy"), sum, rstd, w, kind, d_sum);
   return {bed.output(y), bed.output(dx), bed.output(sum), bed.output(y_of_sum), bed.output(d_sum), bed.output(dw)};
 }
 
@@ -238,12 +238,12 @@ Outputs run_grouped_linear(Bed& bed, WeightLayout layout) {
   return {bed.output(y), bed.output(dx), bed.output(dw), bed.output(db)};
 }
 
-Outputs run_loss(Bed& bed) {
+Outputs run_loss(Bed& bed, double softcap, double logit_scale) {
   std::vector<int32_t> host = some_tokens();
   for (size_t t = 0; t < host.size(); t += 4) host[t] = -100;
   LossRows rows;
   rows.rows = bed.ints(loss_rows(host, V, rows.num_targets), {T}, "rows");
-  const LossShape shape = {0, 64};
+  const LossShape shape = {softcap, 64, logit_scale};
   const Tensor nll = bed.zeros(DType::F64, {1}, "nll"), dx = bed.zeros({T, C}, "dx"),
                dw = bed.zeros(DType::F32, {V, C}, "dw");
   const auto size = static_cast<int64_t>(loss_workspace_bytes(shape, bed.dtype, T, C, V));
@@ -295,7 +295,8 @@ struct Layer {
 
 const Layer kLayers[] = {
     {"embedding", run_embedding},
-    {"rmsnorm", run_rmsnorm},
+    {"rmsnorm", [](Bed& bed) { return run_rmsnorm(bed, NormKind::LateCast); }},
+    {"layernorm", [](Bed& bed) { return run_rmsnorm(bed, NormKind::LayerNorm); }},
     {"linear", run_linear},
     {"qk_norm, rope", run_rope_and_qk_norm},
     {"attention, heads of 64", [](Bed& bed) { return run_attention(bed, 64, 0, 0); }},
@@ -313,7 +314,8 @@ const Layer kLayers[] = {
      }},
     {"grouped_linear (N, K)", [](Bed& bed) { return run_grouped_linear(bed, WeightLayout::OutIn); }},
     {"grouped_linear (K, N)", [](Bed& bed) { return run_grouped_linear(bed, WeightLayout::InOut); }},
-    {"loss", run_loss},
+    {"loss", [](Bed& bed) { return run_loss(bed, 0, 1); }},
+    {"loss, scaled and capped", [](Bed& bed) { return run_loss(bed, 3, 0.5); }},
     {"ulysses", run_ulysses},
     {"adamw, sums", run_adamw_and_sums},
 };

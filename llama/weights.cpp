@@ -8,6 +8,8 @@
 
 #include "layers/core/parallel.h"
 #include "layers/core/rng.h"
+#include "llama/frozen.h"
+#include "llama/quantized.h"
 #include "llama/through_host.h"
 
 namespace {
@@ -23,10 +25,6 @@ std::string short_list(const std::vector<std::string>& names) {
   return text;
 }
 
-std::vector<int64_t> dims_of(const Shape& shape) {
-  return {shape.begin(), shape.end()};
-}
-
 /// The name under which a tensor is read: a tied embedding may be stored as lm_head.weight alone.
 std::string name_in(const SafetensorsDirectory& directory, const ModelConfig& config, const std::string& hf_name) {
   const bool only_head = config.tie_word_embeddings && hf_name == kEmbeddingOnDisk && !directory.contains(hf_name) &&
@@ -38,20 +36,26 @@ void check_tensors(const ModelConfig& config, const std::vector<ParamUnit>& unit
                    const SafetensorsDirectory& directory) {
   std::set<std::string> known;
   std::vector<std::string> missing, wrong, extra;
+  const auto check_one = [&](const std::string& name, const std::vector<int64_t>& shape) {
+    known.insert(name);
+    if (!directory.contains(name)) {
+      missing.push_back(name);
+    } else if (directory.info(name).shape != shape) {
+      wrong.push_back(fmt::format("{} is ({}), expected ({})", name, fmt::join(directory.info(name).shape, ", "),
+                                  fmt::join(shape, ", ")));
+    }
+  };
   for (const ParamUnit& unit : units) {
     for (const ParamSpec& param : unit.params) {
       for (const DiskTensor& disk : param.disk) {
         const std::string name = name_in(directory, config, disk.hf_name);
-        known.insert(name);
-        if (!directory.contains(name)) {
-          missing.push_back(name);
-        } else if (directory.info(name).shape != dims_of(disk.shape)) {
-          wrong.push_back(fmt::format("{} is ({}), expected {}", name, fmt::join(directory.info(name).shape, ", "),
-                                      disk.shape.str()));
+        for (const QuantizedTensor& tensor : quantized_tensors(name, disk.shape, quantization_of(directory, name))) {
+          check_one(tensor.name, tensor.shape);
         }
       }
     }
   }
+  for (const TensorToWrite& tensor : frozen_tensors(config)) check_one(tensor.name, tensor.shape);
   for (const std::string& name : directory.names()) {
     if (!known.count(name) && !is_harmless_extra_tensor(config, name)) extra.push_back(name);
   }
@@ -150,7 +154,7 @@ void load_weights(ParamStore& params, const ModelConfig& config, const std::vect
     const Tensor all = piece_of(params.master_shard(piece.unit), piece);
     const std::string name = name_in(directory, config, piece.disk->hf_name);
     write_through_host(params.device(), all, [&](Tensor to, int64_t first) {
-      directory.read(name, piece.begin + first, to.numel(), to.dtype, to.data);
+      read_weight(directory, name, piece.disk->shape, piece.begin + first, to.numel(), to.dtype, to.data);
       const bool is_tied_head = config.tie_word_embeddings && piece.disk->hf_name == kEmbeddingOnDisk;
       if (is_tied_head) check_tied_head(directory, piece.begin + first, to.numel());
       done += to.numel();

@@ -18,6 +18,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import numpy as np
 import torch
+import transformers
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.overrides import TorchFunctionMode
@@ -98,11 +99,19 @@ class KeepFloat64(TorchFunctionMode):
         if args and isinstance(args[0], torch.Tensor) and args[0].dtype is torch.float64:
             if func is torch.Tensor.float:
                 return args[0]
-            if func is torch.Tensor.to:
+            if func in (torch.Tensor.to, torch.Tensor.type):
                 args = tuple(torch.float64 if a is torch.float32 else a for a in args)
             if kwargs.get("dtype") is torch.float32:
                 kwargs["dtype"] = torch.float64
         return func(*args, **kwargs)
+
+
+def eager(config: transformers.PretrainedConfig) -> dict[str, str]:
+    """What from_pretrained is told so that it computes as the formulas say, in any dtype and at any size."""
+    options = {"attn_implementation": "eager"}
+    if hasattr(config, "num_experts_per_tok") and not transformers.__version__.startswith("4."):
+        options["experts_implementation"] = "eager"
+    return options
 
 
 def reset_dynamic_rope(model: torch.nn.Module) -> None:

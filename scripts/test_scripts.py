@@ -149,7 +149,7 @@ def packed_documents_do_not_see_each_other(tmp: Path) -> None:
     from packed import PADDING, alone_logits, packed_logits, read_batch, relative_l2
     from transformers import AutoModelForCausalLM
 
-    for name, attention in (("mistral", "sdpa"), ("mistral", "eager"), ("gemma3_text", "sdpa"), ("qwen2", "sdpa")):
+    for name, attention in (("mistral", "sdpa"), ("mistral", "eager"), ("gemma3_text", "sdpa"), ("qwen2", "sdpa"), ("cohere2", "sdpa")):
         batch = read_batch(FIXTURES / name / "expected.safetensors")
         model = AutoModelForCausalLM.from_pretrained(FIXTURES / name, dtype=torch.float32, attn_implementation=attention)
         with torch.no_grad():
@@ -172,7 +172,7 @@ def dynamic_rope_depends_on_this_batch_alone(tmp: Path) -> None:
 
 
 def fixtures_are_what_their_script_makes(tmp: Path) -> None:
-    names = ("llama", "llama_dynamic", "phi3_longrope_short", "gemma3_text")
+    names = ("llama", "llama_dynamic", "phi3_longrope_short", "gemma3_text", "cohere2", "granite")
     run("make_fixtures.py", "--out", tmp, "--only", *names)
     for name in names:
         for file in ("config.json", "config_v4.json"):

@@ -317,6 +317,85 @@ inline constexpr PublishedModel kGemma3_1B = {
  "sliding_window_pattern": 6, "tie_word_embeddings": true, "transformers_version": "5.24.0",
  "use_bidirectional_attention": false, "use_cache": true, "vocab_size": 262144})json"};
 
+inline constexpr PublishedModel kCommandR7B = {
+    "CommandR7B",
+    R"json({"architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2", "attention_bias": false,
+ "attention_dropout": 0.0, "bos_token_id": 5, "cache_implementation": "hybrid", "eos_token_id": 255001,
+ "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+ "layer_norm_eps": 1e-05, "layer_switch": 4, "logit_scale": 0.25, "max_position_embeddings": 132096,
+ "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+ "order_of_interleaved_layers": "local_attn_first", "pad_token_id": 0, "position_embedding_type": "rope_gptj",
+ "rope_scaling": null, "rope_theta": 50000.0, "rotary_pct": 1.0, "sliding_window": 4096,
+ "sliding_window_pattern": 4, "use_cache": true, "use_embedding_sharing": true, "use_gated_activation": true,
+ "use_parallel_block": true, "use_parallel_embedding": true, "vocab_size": 256000, "torch_dtype": "bfloat16"})json",
+    R"json({"architectures": ["Cohere2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 5,
+ "cache_implementation": "hybrid", "dtype": "bfloat16", "eos_token_id": 255001, "head_dim": 128,
+ "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+ "layer_norm_eps": 1e-05, "layer_switch": 4, "layer_types": ["sliding_attention", "sliding_attention",
+ "sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "sliding_attention",
+ "full_attention", "sliding_attention", "sliding_attention", "sliding_attention", "full_attention",
+ "sliding_attention", "sliding_attention", "sliding_attention", "full_attention", "sliding_attention",
+ "sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "sliding_attention",
+ "sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "sliding_attention",
+ "full_attention", "sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+ "logit_scale": 0.25, "max_position_embeddings": 132096, "model_type": "cohere2", "num_attention_heads": 32,
+ "num_hidden_layers": 32, "num_key_value_heads": 8, "order_of_interleaved_layers": "local_attn_first",
+ "pad_token_id": 0, "position_embedding_type": "rope_gptj", "rope_parameters": {"rope_theta": 50000.0,
+ "rope_type": "default"}, "rotary_pct": 1.0, "sliding_window": 4096, "tie_word_embeddings": true,
+ "transformers_version": "5.24.0", "use_cache": true, "use_embedding_sharing": true, "use_gated_activation": true,
+ "use_parallel_block": true, "use_parallel_embedding": true, "vocab_size": 256000})json"};
+
+inline constexpr PublishedModel kGLM4_9B_Chat = {
+    "GLM4_9B_Chat",
+    R"json({"architectures": ["GlmForCausalLM"], "model_type": "glm", "attention_bias": true, "attention_dropout": 0.0,
+ "eos_token_id": [151329, 151336, 151338], "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+ "initializer_range": 0.02, "intermediate_size": 13696, "max_position_embeddings": 131072,
+ "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 2, "pad_token_id": 151329,
+ "rms_norm_eps": 1.5625e-07, "rope_theta": 10000.0, "tie_word_embeddings": false, "use_cache": true,
+ "vocab_size": 151552, "torch_dtype": "bfloat16"})json",
+    R"json({"architectures": ["GlmForCausalLM"], "attention_bias": true, "attention_dropout": 0.0, "bos_token_id": null,
+ "dtype": "bfloat16", "eos_token_id": [151329, 151336, 151338], "head_dim": 128, "hidden_act": "silu",
+ "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 13696, "max_position_embeddings": 131072,
+ "model_type": "glm", "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 2,
+ "pad_token_id": 151329, "rms_norm_eps": 1.5625e-07, "rope_parameters": {"partial_rotary_factor": 0.5,
+ "rope_theta": 10000.0, "rope_type": "default"}, "tie_word_embeddings": false, "transformers_version": "5.24.0",
+ "use_cache": true, "vocab_size": 151552})json"};
+
+inline constexpr PublishedModel kGLM4_9B_0414 = {
+    "GLM4_9B_0414",
+    R"json({"architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "attention_bias": false, "attention_dropout": 0.0,
+ "eos_token_id": [151329, 151336, 151338], "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+ "initializer_range": 0.02, "intermediate_size": 13696, "max_position_embeddings": 32768, "num_attention_heads": 32,
+ "num_hidden_layers": 40, "num_key_value_heads": 2, "pad_token_id": 151329, "partial_rotary_factor": 0.5,
+ "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": false, "use_cache": true,
+ "vocab_size": 151552, "torch_dtype": "bfloat16"})json",
+    R"json({"architectures": ["Glm4ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": null,
+ "dtype": "bfloat16", "eos_token_id": [151329, 151336, 151338], "head_dim": 128, "hidden_act": "silu",
+ "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 13696, "max_position_embeddings": 32768,
+ "model_type": "glm4", "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 2,
+ "pad_token_id": 151329, "rms_norm_eps": 1e-05, "rope_parameters": {"partial_rotary_factor": 0.5,
+ "rope_theta": 10000.0, "rope_type": "default"}, "tie_word_embeddings": false, "transformers_version": "5.24.0",
+ "use_cache": true, "vocab_size": 151552})json"};
+
+inline constexpr PublishedModel kGranite31_2B = {
+    "Granite31_2B",
+    R"json({"architectures": ["GraniteForCausalLM"], "model_type": "granite", "attention_bias": false,
+ "attention_dropout": 0.0, "attention_multiplier": 0.015625, "bos_token_id": 0, "embedding_multiplier": 12.0,
+ "eos_token_id": 0, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192,
+ "logits_scaling": 8.0, "max_position_embeddings": 131072, "mlp_bias": false, "num_attention_heads": 32,
+ "num_hidden_layers": 40, "num_key_value_heads": 8, "pad_token_id": 0, "residual_multiplier": 0.22,
+ "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 5000000.0, "tie_word_embeddings": true,
+ "use_cache": true, "vocab_size": 49152, "torch_dtype": "bfloat16"})json",
+    R"json({"architectures": ["GraniteForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+ "attention_multiplier": 0.015625, "bos_token_id": 0, "dtype": "bfloat16", "embedding_multiplier": 12.0,
+ "eos_token_id": 0, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192,
+ "logits_scaling": 8.0, "max_position_embeddings": 131072, "mlp_bias": false, "model_type": "granite",
+ "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8, "pad_token_id": 0,
+ "residual_multiplier": 0.22, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 5000000.0,
+ "rope_type": "default"}, "tie_word_embeddings": true, "transformers_version": "5.24.0", "use_cache": true,
+ "vocab_size": 49152})json"};
+
 inline constexpr const PublishedModel* kPublishedModels[] = {
-    &kLlama31_8B, &kLlama32_1B, &kMistral7B_v01, &kMistral7B_v03,  &kQwen25_05B, &kQwen25_7B, &kQwen3_06B,
-    &kQwen3_8B,   &kSmolLM3_3B, &kOLMo2_7B,      &kPhi3_mini_128k, &kPhi4_mini,  &kGemma2_2B, &kGemma3_1B};
+    &kLlama31_8B, &kLlama32_1B, &kMistral7B_v01, &kMistral7B_v03, &kQwen25_05B,     &kQwen25_7B,
+    &kQwen3_06B,  &kQwen3_8B,   &kSmolLM3_3B,    &kOLMo2_7B,      &kPhi3_mini_128k, &kPhi4_mini,
+    &kGemma2_2B,  &kGemma3_1B,  &kCommandR7B,    &kGLM4_9B_Chat,  &kGLM4_9B_0414,   &kGranite31_2B};

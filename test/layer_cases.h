@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "layers/loss.h"
+#include "layers/mla.h"
 #include "layers/moe.h"
 #include "layers/qk_norm.h"
 #include "layers/rmsnorm.h"
@@ -18,10 +19,12 @@ struct RmsNormCase {
 // One row, one column, tails of every vector width, more rows than partial sums on either device; rows that a block
 // shares: with a tail, odd, and one too long for shared memory.
 inline constexpr RmsNormCase kRmsNormCases[] = {
-    {1, 1, NormKind::Plain},        {3, 7, NormKind::LateCast},   {5, 64, NormKind::OnePlus},
-    {33, 100, NormKind::Plain},     {130, 33, NormKind::OnePlus}, {1100, 24, NormKind::LateCast},
-    {4200, 3, NormKind::Plain},     {3, 2056, NormKind::OnePlus}, {2, 1031, NormKind::LateCast},
-    {530, 1028, NormKind::OnePlus}, {2, 24584, NormKind::Plain},
+    {1, 1, NormKind::Plain},        {3, 7, NormKind::LateCast},      {5, 64, NormKind::OnePlus},
+    {33, 100, NormKind::Plain},     {130, 33, NormKind::OnePlus},    {1100, 24, NormKind::LateCast},
+    {4200, 3, NormKind::Plain},     {3, 2056, NormKind::OnePlus},    {2, 1031, NormKind::LateCast},
+    {530, 1028, NormKind::OnePlus}, {2, 24584, NormKind::Plain},     {1, 1, NormKind::LayerNorm},
+    {7, 33, NormKind::LayerNorm},   {600, 64, NormKind::LayerNorm},  {3, 2056, NormKind::LayerNorm},
+    {2, 1031, NormKind::LayerNorm}, {2, 24584, NormKind::LayerNorm},
 };
 
 // Elements of flat tensors: none, fewer than a pack, fewer than the pieces or lanes of a sum on the CPU, tails of every
@@ -76,10 +79,12 @@ struct LossCase {
   double masked = 0.5;  ///< share of rows without a target
 };
 
-// One row, one word; tiles that divide, do not divide, and are larger than T; a vocabulary of several blocks.
+// One row, one word; tiles that divide, do not divide, and are larger than T; a vocabulary of several blocks; scaled
+// logits, with and without a cap.
 inline constexpr LossCase kLossCases[] = {
-    {1, 3, 5, {0, 1}, 0.0}, {7, 4, 1, {0, 2}},    {12, 5, 9, {0, 4}},     {13, 6, 17, {3.0, 4}, 0.0},
-    {9, 8, 33, {2.0, 100}}, {6, 3, 2500, {0, 2}}, {5, 3, 1025, {5.0, 3}}, {700, 2, 3, {0, 1000}},
+    {1, 3, 5, {0, 1}, 0.0},       {7, 4, 1, {0, 2}},      {12, 5, 9, {0, 4}},     {13, 6, 17, {3.0, 4}, 0.0},
+    {9, 8, 33, {2.0, 100}},       {6, 3, 2500, {0, 2}},   {5, 3, 1025, {5.0, 3}}, {11, 6, 33, {0, 4, 0.3}},
+    {8, 7, 1030, {2.0, 3, -1.7}}, {700, 2, 3, {0, 1000}},
 };
 
 struct QkNormCase {
@@ -146,6 +151,16 @@ inline const GroupedLinearCase kGroupedLinearCases[] = {
     {{0, 0, 130}, 72, 33},
     {{5, 0, 1, 9, 2, 7, 3, 11, 0, 4, 6, 8, 1, 1, 2, 3}, 16, 24},
 };
+
+struct MlaCase {
+  int64_t T;
+  MlaShape shape;
+};
+
+// One element of each; v as wide as q; odd widths; whole packs of fp32, and of bf16; more packs than a block has
+// threads.
+inline constexpr MlaCase kMlaCases[] = {
+    {1, {1, 1, 2, 1}}, {7, {3, 5, 4, 9}}, {5, {4, 12, 8, 4}}, {20, {2, 16, 8, 16}}, {3, {9, 128, 64, 128}}};
 
 struct UlyssesCase {
   int64_t Ts;

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 
+#include "llama/frozen.h"
 #include "llama/model.h"
 #include "llama/weights.h"
 #include "test/testing.h"
@@ -92,19 +93,23 @@ class TestModel {
   static std::unique_ptr<TestModel> load(const std::filesystem::path& directory, ModelOptions options) {
     auto model = std::make_unique<TestModel>(load_model_config(directory), options);
     load_weights(*model->params_, model->config_, model->units_, SafetensorsDirectory(directory));
+    FrozenTensors(model->config_).load(SafetensorsDirectory(directory), *model->llama_);
     return model;
   }
 
-  /// Sum of nll; gradients of sum(nll) / num_loss_tokens of all batches together are in the store.
+  /// The loss of all batches together: sum(nll) / num_loss_tokens, and the load-balancing loss where there is one. Its
+  /// gradients are in the store.
   double run(const std::vector<Batch>& batches, Tensor logits = {}) {
     int64_t n = 0;
     for (const Batch& b : batches) n += b.num_loss_tokens;
     params_->zero_grads();
     for (const Batch& b : batches) {
       llama_->forward(b, *params_);
-      llama_->backward(b, *params_, 1.0 / static_cast<double>(n), logits);
+      const MicroStep step = {1.0 / static_cast<double>(n), 1.0 / static_cast<double>(batches.size()), b.num_tokens};
+      llama_->backward(b, *params_, step, logits);
     }
-    return llama_->take_nll();
+    const double balance = llama_->router_load() ? llama_->router_load()->take().balance_loss : 0;
+    return llama_->take_nll() / static_cast<double>(n) + balance;
   }
 
   ParamStore& params() { return *params_; }

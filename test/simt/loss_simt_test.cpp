@@ -14,7 +14,10 @@ constexpr double kGradScale = 0.125;
 constexpr uint64_t kOtherSchedules[] = {kSimtDescending, 11, 12, 13};
 
 // Whole packs; rows that a block passes over more than once.
-constexpr LossCase kPackedCases[] = {{5, 16, 40, {2.0, 3}, 0.2}, {2, 8, 8208, {0, 2}, 0.0}};
+constexpr LossCase kPackedCases[] = {{5, 16, 40, {2.0, 3}, 0.2},
+                                     {2, 8, 8208, {0, 2}, 0.0},
+                                     {5, 16, 40, {0, 3, 0.0625}, 0.2},
+                                     {4, 8, 24, {3.0, 3, 2.5}, 0.2}};
 // A full tile, and one that is filled up to 64 rows.
 constexpr LossCase kFilledUpCase = {110, 8, 24, {2.0, 65}, 0.3};
 
@@ -95,8 +98,8 @@ struct Inputs {
 };
 
 std::string describe(const LossCase& c, DType dtype, int64_t offset = 0) {
-  return fmt::format("{} T {} C {} V {} cap {} tile {} offset {}", name_of(dtype), c.T, c.C, c.V, c.shape.softcap,
-                     c.shape.tile_tokens, offset);
+  return fmt::format("{} T {} C {} V {} cap {} scale {} tile {} offset {}", name_of(dtype), c.T, c.C, c.V,
+                     c.shape.softcap, c.shape.logit_scale, c.shape.tile_tokens, offset);
 }
 
 bool bit_equal(const Outputs& a, const Outputs& b) {

@@ -322,6 +322,27 @@ TEST_F(MoeCuda, probabilities_are_not_summed_where_nobody_wants_them) {
   EXPECT_TRUE(counts.to_host().bit_equal(expected.counts));
 }
 
+TEST_F(MoeCuda, the_balance_loss_equals_the_cpu_layer) {
+  for (const int64_t E : {1, 8, 128, 300, 512}) {
+    for (const int64_t layers : {1, 3}) {
+      SCOPED_TRACE(fmt::format("E {} layers {}", E, layers));
+      HostTensor counts(DType::F64, {layers, E}, "counts"), probabilities(DType::F64, {E}, "probabilities"),
+          slope(DType::F32, {E}, "slope"), loss(DType::F64, {1}, "loss");
+      for (int64_t i = 0; i < counts.numel(); i++) counts.set(i, static_cast<double>(i * 7 % 11));
+      for (int64_t e = 0; e < E; e++) probabilities.set(e, 0.25 + static_cast<double>(e % 5));
+      loss.set(0, 0.5);
+      DeviceTensor counts_(cuda, counts), probabilities_(cuda, probabilities), slope_(cuda, DType::F32, {E}),
+          loss_(cuda, loss);
+      route_balance(cuda, slope_, loss_, counts_, probabilities_, 0.01, 77);
+      Device cpu = Device::cpu();
+      route_balance(cpu, slope, loss, counts, probabilities, 0.01, 77);
+      EXPECT_TRUE(slope_.to_host().bit_equal(slope));
+      EXPECT_GT(loss.get(0), 0.5);  // sums of up to 512 positive numbers in fp64, in another order
+      EXPECT_NEAR(loss_.to_host().get(0), loss.get(0), 1e-13 * loss.get(0));
+    }
+  }
+}
+
 TEST_F(MoeCuda, of_equal_scores_the_first_experts_are_chosen) {
   for (const int64_t E : {6, 40, 132, 300}) {
     Inputs in({2, 8, {E, 3}});
@@ -429,11 +450,14 @@ TEST_F(MoeCuda, these_kernels_ran) {
   const RouteCase c = {700, 8, {4, 2}};
   Inputs(c).on_cuda(cuda, DType::F32);
   Rows(c, DType::F32).on_cuda(cuda);
+  DeviceTensor counts(cuda, DType::F64, {1, 4}), probabilities(cuda, DType::F64, {4}), slope(cuda, DType::F32, {4}),
+      loss(cuda, DType::F64, {1});
+  route_balance(cuda, slope, loss, counts, probabilities, 1, 1);
   const std::set<std::string> kernels = simt_launched_kernels();
-  for (const char* name :
-       {"route_choose_kernel", "route_count_kernel", "route_scan_kernel", "route_scatter_kernel",
-        "route_backward_kernel", "route_statistics_kernel", "route_statistics_sum_kernel", "route_gather_kernel",
-        "route_combine_kernel", "route_bias_weights_kernel", "shared_gate_backward_kernel", "column_sums_kernel"}) {
+  for (const char* name : {"route_choose_kernel", "route_count_kernel", "route_scan_kernel", "route_scatter_kernel",
+                           "route_backward_kernel", "route_statistics_kernel", "route_statistics_sum_kernel",
+                           "route_gather_kernel", "route_combine_kernel", "route_bias_weights_kernel",
+                           "shared_gate_backward_kernel", "column_sums_kernel", "route_balance_kernel"}) {
     EXPECT_TRUE(kernels.contains(name)) << name;
   }
 }

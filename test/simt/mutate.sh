@@ -32,12 +32,18 @@ mutants=(
   # arithmetic
   "layers/rmsnorm.cu|dw overwritten|s/  dw\[c\] += sum;/  dw[c] = sum;/"
   "layers/rmsnorm_row.cuh|sign of the mean term|s/to_float(wp.element\[k\]))) - xk \* scale/to_float(wp.element[k]))) + xk * scale/"
-  "layers/rmsnorm_row.cuh|s squared for s cubed|s/(gx) \* s \* s \* s/(gx) * s * s/"
+  "layers/rmsnorm_row.cuh|s squared for s cubed|s/gx \* s \* s \* s/gx * s * s/"
   "layers/rmsnorm_row.cuh|eps forgotten|s/static_cast<float>(C) + eps)/static_cast<float>(C))/"
   "layers/rmsnorm_row.cuh|Plain rounds once|s/from_float<T>(wk \* to_float(from_float<T>(xhat)))/from_float<T>(wk * xhat)/"
   "layers/rmsnorm_row.cuh|LateCast rounds twice|s/: from_float<T>((one_plus + wk) \* xhat)/: from_float<T>((one_plus + wk) * to_float(from_float<T>(xhat)))/"
   "layers/rmsnorm_row.cuh|OnePlus forgotten in the sum|s/\* (one_plus + to_float(wp.element\[k\])) \* to_float(xp/* to_float(wp.element[k]) * to_float(xp/"
-  "layers/rmsnorm_row.cuh|dw without s|s/\*sums += dyk \* xk \* s;/*sums += dyk * xk;/"
+  "layers/rmsnorm_row.cuh|dw without s|s/\*sums += dyk\[k\] \* xk \* s;/*sums += dyk[k] * xk;/"
+  "layers/rmsnorm_row.cuh|the mean stays in xhat|s/float xhat = (kCentres ? to_float(xp.element\[k\]) - centre/float xhat = (kCentres ? to_float(xp.element[k])/"
+  "layers/rmsnorm_row.cuh|the mean stays in the variance|s/float xk = to_float(xp.element\[k\]) - centre;/float xk = to_float(xp.element[k]);/"
+  "layers/rmsnorm_row.cuh|the mean of g is not taken off|s/if constexpr (kCentres) gradient -= shift;//"
+  "layers/rmsnorm_row.cuh|the sum of g x stays about the first element|s/gx -= mean \* g;//"
+  "layers/rmsnorm_row.cuh|the mean counts from zero|s/centre = origin + mean, /centre = mean, /"
+  "layers/rmsnorm_row.cuh|the mean stays in dw|s/float xk = kCentres ? to_float(xp.element\[k\]) - centre/float xk = kCentres ? to_float(xp.element[k])/"
   # the gate
   "layers/gated_act.cu|column guard of the forward off by one|/gated_act_forward_kernel(T/,/^}/s/at.f >= F/at.f > F/"
   "layers/gated_act.cu|column guard of the backward off by one|/gated_act_backward_kernel(T/,/^}/s/at.f >= F/at.f > F/"
@@ -174,10 +180,13 @@ mutants=(
   "layers/loss.cu|the running sum is not rescaled|s/sum \*= expf(max - grown);/;/"
   "layers/loss.cu|threads' sums are not brought to one maximum|s/block_sum<kRowThreads>(sum \* expf(max - row_max))/block_sum<kRowThreads>(sum)/"
   "layers/loss.cu|one-hot without the scale|s/v + k == target ? scale : 0.0f/v + k == target ? 1.0f : 0.0f/"
-  "layers/loss.cu|slope of the cap forgotten|s/ - onehot) \* cap.slope(c\[k\]))/ - onehot))/"
+  "layers/loss.cu|slope of the cap forgotten|s/ - onehot) \* map.slope(z\[k\]))/ - onehot))/"
+  "layers/loss.cu|logits are not scaled without a cap|s/tanhf(u \* scale \* inverse) : u \* scale/tanhf(u * scale * inverse) : u/"
+  "layers/loss.cu|logits are not scaled below a cap|s/tanhf(u \* scale \* inverse)/tanhf(u * inverse)/"
+  "layers/loss.cu|the gradient is not scaled with the logits|s/(grad_scale \* shape.logit_scale)/(grad_scale)/"
   "layers/loss.cu|nll overwritten|s/  \*nll += sum;/  *nll = sum;/"
   "layers/loss.cu|no barrier before the last sum|/loss_sum_kernel(/,/^}/s/__syncthreads();//"
-  "layers/loss.cu|rows behind the targets are not zeroed|s/store_pack<kWidth>(dz + i \* V + v, zero);/;/"
+  "layers/loss.cu|rows behind the targets are not zeroed|s/store_pack<kWidth>(du + i \* V + v, zero);/;/"
   "layers/loss.cu|target at the pack's start only|s/v + k == target/v == target/"
   "layers/loss.cu|target of another row|s/targets\[rows\[i\]\]/targets[i]/"
   "layers/loss.cu|a row too many is gathered|s/i < num_rows ? from/i <= num_rows ? from/"
@@ -273,7 +282,8 @@ program() {
     *) echo "build/simt/$1/$(basename "$2" .cu)_simt_test" ;;
   esac
 }
-compile() { make -s -C "$scratch" "$(program "$1" "$2")" > "$scratch/log" 2>&1; }
+# A mutant may leave a name unused.
+compile() { make -s -C "$scratch" WARN=-w "$(program "$1" "$2")" > "$scratch/log" 2>&1; }
 passes() { (cd "$scratch" && timeout 600 "$(program "$1" "$2")" --gtest_brief=1 > "$scratch/log" 2>&1); }
 
 chosen=$([ $# -gt 0 ] && echo "$@" || echo "${!mutants[@]}")

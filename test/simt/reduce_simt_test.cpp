@@ -81,6 +81,20 @@ TEST_F(ReduceCuda, add_parts_has_the_bits_of_the_cpu_layer) {
   });
 }
 
+TEST_F(ReduceCuda, add_parts_of_statistics_has_the_bits_of_the_cpu_layer) {
+  for (const int64_t n : kFlatSizes) {
+    if (n > 10000) continue;
+    for (const int num_parts : {1, 2, 7}) {
+      const HostTensor parts = random(DType::F64, n * num_parts, "parts");
+      HostTensor sum = random(DType::F64, n, "sum");
+      DeviceTensor sum_(cuda, sum), parts_(cuda, parts);
+      add_parts(cuda, sum_, parts_, num_parts);
+      add_parts(cpu, sum, parts, num_parts);
+      EXPECT_TRUE(sum_.to_host().bit_equal(sum)) << n << " " << num_parts;
+    }
+  }
+}
+
 TEST_F(ReduceCuda, convert_has_the_bits_of_the_cpu_layer) {
   for_each_case([&](DType from, int64_t n, int64_t offset) {
     for (const DType to : {DType::F32, DType::BF16}) {

@@ -117,7 +117,7 @@ TEST_F(BadInput, a_tied_head_that_differs_from_the_embedding) {
 }
 
 TEST_F(BadInput, models_that_are_not_supported) {
-  expect_refused({{"--model.path", model_with("model_type", "mixtral")}}, {"mixtral", "llama", "qwen3"});
+  expect_refused({{"--model.path", model_with("model_type", "olmoe")}}, {"olmoe", "llama", "qwen3"});
 }
 TEST_F(BadInput, mixers_that_are_not_supported) {
   expect_refused({{"--model.path", model_with("model_type", "mamba2")}}, {"mamba2", "recurren"});

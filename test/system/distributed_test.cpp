@@ -117,10 +117,30 @@ TEST_F(Distributed, windows_softcaps_norms_and_shared_kv_heads_follow_their_head
   compare("qwen2", {}, {{6, {kSp, "6"}}});
   compare("qwen3", {}, {{4, {kSp, "2"}}});
   compare("olmo2", {}, {{3, {kSp, "3"}}});
+  compare("cohere2", {}, {{2, {kSp, "2"}}, {6, {kSp, "6", "--memory.recompute", "block"}}});
+  compare("glm4", {}, {{3, {kSp, "3"}}});
+  compare("granite_biases", {}, {{3, {kSp, "3"}}});
   compare("llama_f16", {}, {{2, {kSp, "2"}}, {6, {kSp, "6"}}});  // 1 kv head
   compare("llama_dynamic", {}, {{2, {kSp, "2"}}});               // rotary tables by the longest document
   compare("llama_yarn", {}, {{3, {kSp, "3"}}});                  // untied, 6 kv heads
   compare("qwen2_tied_yarn", {}, {{6, {kSp, "3"}}});
+}
+
+TEST_F(Distributed, experts_have_the_gradients_of_one_rank) {
+  // A load-balancing loss is of all rows of a micro-step: these are the same on every mesh.
+  compare("qwen3_moe", {kMicro, "8"},
+          {{2, {kSp, "2"}},
+           {2, {kMicro, "4"}},
+           {4, {kSp, "2", kMicro, "4"}},
+           {4, {kSp, "2", kMicro, "4", kReplicas, "2"}},
+           {4, {kMicro, "2", "--memory.recompute", "block"}}});
+  compare("qwen3_moe_unnormalised", {kMicro, "2"}, {{2, {kSp, "2"}}});
+  compare("mixtral", {kMicro, "8"}, {{3, {kSp, "3"}}, {6, {kSp, "3", kMicro, "4"}}});
+  compare("gpt_oss", {kMicro, "8"}, {{2, {kSp, "2"}}, {6, {kSp, "6"}}, {4, {kSp, "2", kMicro, "4"}}});
+  // Without such a loss the rows may be cut as they like.
+  compare("glm4_moe", {}, {{2, {kSp, "2"}}, {4, {kSp, "2"}}});
+  compare("deepseek_v3", {}, {{3, {kSp, "3"}}, {4, {kSp, "2"}}});
+  compare("qwen2_moe", {}, {{4, {}}, {6, {kSp, "6"}}});
 }
 
 TEST_F(Distributed, any_number_of_kv_heads) {

@@ -57,6 +57,36 @@ TEST(Train, a_resumed_run_is_bit_equal_to_the_uninterrupted_one) {
   }
 }
 
+// The bias of the choice and the load of the experts: what a run has beside weights and moments.
+TEST(Train, experts_resume_bit_equal_and_their_load_is_in_the_log) {
+  for (const char* model : {"glm4_moe", "qwen3_moe", "mixtral_fused"}) {
+    const TemporaryDirectory whole, cut;
+    std::ofstream data(whole / "data.jsonl");
+    for (int d = 1; d < 40; d++) {
+      data << "{\"input_ids\":[5";
+      for (int i = 0; i < d; i++) data << "," << 6 + (d * i * i + i) % 90;
+      data << "]}\n";
+    }
+    data.close();
+    const auto run = [&](const TemporaryDirectory& dir, const char* steps) {
+      return run_program(
+          small_run(dir, {"--model.path", std::string("test/fixtures/") + model, "--data.train", whole / "data.jsonl",
+                          "--data.seq_len", "48", "--train.steps", steps, "--schedule.name", "constant"}));
+    };
+    for (const ProgramResult& result : {run(whole, "4"), run(cut, "2"), run(cut, "4")}) {
+      ASSERT_EQ(result.exit_code, 0) << result.output;
+    }
+    expect_same_files(step_dir(whole, 4), step_dir(cut, 4));
+    for (const auto& line : read_log(whole / "run/log.jsonl")) {
+      EXPECT_GE(line.at("experts").at("max_over_mean").get<double>(), 1) << model;
+      EXPECT_EQ(line.at("experts").at("dropped"), 0) << model;
+      const double balance = line.at("balance_loss").get<double>();
+      EXPECT_EQ(balance > 0, std::string(model) == "qwen3_moe") << model;
+      EXPECT_GT(line.at("loss").get<double>(), balance) << model;
+    }
+  }
+}
+
 TEST(Train, sigterm_saves_at_the_next_step_and_exits_0) {
   const TemporaryDirectory dir;
   Program program(small_run(dir, {"--train.steps", "100000", "--schedule.name", "constant"}), dir / "output");

@@ -213,6 +213,83 @@ TEST(Config, gemma3_has_a_local_rotary_table_on_windowed_layers) {
   EXPECT_EQ(windows(parse(kGemma3_1B.v4, {{"sliding_window_pattern", 2}})), repeated("w.", 13));
 }
 
+TEST(Config, cohere2_has_parallel_blocks_and_rotates_only_in_windows) {
+  const ModelConfig c = parse(kCommandR7B.v4);
+  EXPECT_TRUE(c.parallel_block);
+  EXPECT_EQ(c.norm, NormKind::LayerNorm);
+  EXPECT_EQ(c.norm_eps, 1e-5);
+  EXPECT_EQ(parse(kCommandR7B.v4, {{"layer_norm_eps", 1e-3}}).norm_eps, 1e-3);
+  EXPECT_EQ(c.norms.attn_in, "input_layernorm");
+  EXPECT_EQ(c.norms.attn_out + c.norms.mlp_in + c.norms.mlp_out, "");
+  EXPECT_EQ(c.logit_scale, 0.25);
+  EXPECT_TRUE(c.tie_word_embeddings);  // the key is absent, the default is true
+  EXPECT_EQ(c.layers[0].window, 4096);
+  EXPECT_EQ(windows(c), repeated("www.", 8));
+  EXPECT_EQ(ropes(c), repeated("000-", 8));
+  EXPECT_EQ(c.ropes[0].pairing, RopePairing::Interleaved);
+  EXPECT_EQ(c.ropes[0].rotary_dim, 128);
+  EXPECT_FALSE(c.qkv_bias || c.o_bias);
+  const ModelConfig biased = parse(kCommandR7B.v4, {{"attention_bias", true}});
+  EXPECT_TRUE(biased.qkv_bias && biased.o_bias);
+  EXPECT_EQ(ropes(parse(kCommandR7B.v4, {{"sliding_window_pattern", 2}})), repeated("0-", 16));
+  std::vector<std::string> types(32, "full_attention");
+  EXPECT_EQ(ropes(parse(kCommandR7B.v4, {{"layer_types", types}, {"sliding_window", nullptr}})), std::string(32, '-'));
+  types[5] = "sliding_attention";
+  EXPECT_EQ(ropes(parse(kCommandR7B.v4, {{"layer_types", types}})), "-----0" + std::string(26, '-'));
+  EXPECT_EQ(parse(kCommandR7B.v4, {}, {"head_dim"}).head_dim, 128);
+}
+
+TEST(Config, glm_rotates_neighbours_in_half_of_a_head) {
+  const ModelConfig c = parse(kGLM4_9B_Chat.v4);  // without partial_rotary_factor
+  EXPECT_EQ(c.ropes[0].pairing, RopePairing::Interleaved);
+  EXPECT_EQ(c.ropes[0].rotary_dim, 64);
+  EXPECT_EQ(parse(kGLM4_9B_Chat.v4, {{"partial_rotary_factor", 0.25}}).ropes[0].rotary_dim, 32);
+  EXPECT_EQ(parse(kGLM4_9B_Chat.v4, {{"partial_rotary_factor", nullptr}}).ropes[0].rotary_dim, 128);
+  const json inside = {{"rope_parameters", {{"rope_type", "default"}, {"partial_rotary_factor", 0.75}}}};
+  EXPECT_EQ(parse(kGLM4_9B_Chat.v4, inside).ropes[0].rotary_dim, 96);
+  const json yarn = {{"rope_scaling", {{"type", "yarn"}, {"factor", 4.0}}}};  // not Phi-3's name of longrope
+  EXPECT_EQ(parse(kGLM4_9B_Chat.v4, yarn).ropes[0].type, "yarn");
+  EXPECT_TRUE(c.qkv_bias);
+  EXPECT_FALSE(c.o_bias);
+  EXPECT_TRUE(parse(kGLM4_9B_Chat.v4, {}, {"attention_bias"}).qkv_bias);
+  EXPECT_FALSE(parse(kGLM4_9B_Chat.v4, {{"attention_bias", false}}).qkv_bias);
+  EXPECT_FALSE(c.fused_qkv_on_disk);
+  EXPECT_TRUE(c.fused_gate_up_on_disk);
+  EXPECT_EQ(c.norms.attn_out, "");
+  EXPECT_EQ(parse(kGLM4_9B_Chat.v4, {}, {"head_dim"}).head_dim, 128);
+  EXPECT_EQ(parse(kGLM4_9B_Chat.v4, {{"num_attention_heads", 64}, {"head_dim", nullptr}}).head_dim, 64);
+}
+
+TEST(Config, glm4_has_sandwich_norms_under_names_of_its_own) {
+  const ModelConfig c = parse(kGLM4_9B_0414.v4);
+  EXPECT_EQ(c.norm, NormKind::Plain);
+  EXPECT_EQ(c.norms.attn_in, "input_layernorm");
+  EXPECT_EQ(c.norms.attn_out, "post_self_attn_layernorm");
+  EXPECT_EQ(c.norms.mlp_in, "post_attention_layernorm");
+  EXPECT_EQ(c.norms.mlp_out, "post_mlp_layernorm");
+  EXPECT_FALSE(c.qkv_bias);
+  EXPECT_EQ(c.ropes[0].rotary_dim, 64);
+}
+
+TEST(Config, granite_has_four_multipliers) {
+  const ModelConfig c = parse(kGranite31_2B.v4);
+  EXPECT_EQ(c.embed_scale, 12);
+  EXPECT_EQ(c.residual_multiplier, 0.22);
+  EXPECT_EQ(c.attention_scale, 0.015625);
+  EXPECT_EQ(c.logit_scale, 0.125);
+  EXPECT_EQ(c.head_dim, 64);
+  EXPECT_DOUBLE_EQ(c.stream_scale(), 12 / 0.22);
+  EXPECT_DOUBLE_EQ(c.stream_eps(), 1e-5 / (0.22 * 0.22));
+  const ModelConfig plain = parse(
+      kGranite31_2B.v4, {}, {"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"});
+  EXPECT_EQ(plain.stream_scale(), 1);
+  EXPECT_EQ(plain.stream_eps(), 1e-5);
+  EXPECT_EQ(plain.attention_scale, 1);  // not head_dim^-0.5
+  EXPECT_EQ(plain.logit_scale, 1);
+  const ModelConfig biased = parse(kGranite31_2B.v4, {{"attention_bias", true}, {"mlp_bias", true}});
+  EXPECT_TRUE(biased.qkv_bias && biased.o_bias && biased.mlp_bias);
+}
+
 // ---- reading rules
 
 TEST(Config, absent_keys_take_the_defaults_of_the_family) {
@@ -228,6 +305,20 @@ TEST(Config, absent_keys_take_the_defaults_of_the_family) {
   EXPECT_EQ(only("smollm3").ropes[0].theta, 2e6);
   EXPECT_EQ(only("gemma3_text").ropes[0].theta, 1e6);
   EXPECT_EQ(only("gemma2").attention_softcap, 50);
+  EXPECT_EQ(only("cohere2").pad_token_id, 0);
+  EXPECT_EQ(only("cohere2").logit_scale, 0.0625);
+  EXPECT_EQ(only("cohere2").num_kv_heads, 64);
+  EXPECT_EQ(windows(only("cohere2")), repeated("www.", 10));
+  for (const char* type : {"glm", "glm4"}) {
+    EXPECT_EQ(only(type).pad_token_id, 151329);
+    EXPECT_EQ(only(type).norm_eps, 1.5625e-7);
+    EXPECT_EQ(only(type).num_kv_heads, 2);
+    EXPECT_EQ(only(type).max_position_embeddings, 131072);
+    EXPECT_TRUE(only(type).qkv_bias);
+  }
+  EXPECT_EQ(only("granite").pad_token_id, -1);
+  EXPECT_EQ(only("granite").max_position_embeddings, 2048);
+  EXPECT_FALSE(only("granite").tie_word_embeddings);
 }
 
 TEST(Config, null_is_not_absent) {
@@ -306,8 +397,10 @@ TEST(Config, the_older_name_of_silu_is_accepted) {
 // ---- refusals
 
 TEST(ConfigRefusals, model_types_are_refused_by_name_with_the_list_of_supported_ones) {
-  const std::string supported = "llama, mistral, qwen2, qwen3, smollm3, olmo2, phi3, gemma2, gemma3_text";
-  for (const char* type : {"mixtral", "qwen3_moe", "glm4", "cohere2", "gpt_oss", "deepseek_v3", "gpt2"}) {
+  const std::string supported =
+      "llama, mistral, qwen2, qwen3, smollm3, olmo2, phi3, gemma2, gemma3_text, mixtral, qwen2_moe, qwen3_moe, "
+      "glm4_moe, gpt_oss, deepseek_v3, cohere2, glm, glm4, granite";
+  for (const char* type : {"olmoe", "phimoe", "cohere", "granitemoe", "deepseek_v2", "gpt2"}) {
     expect_refusal(kLlama31_8B.v4, {{"model_type", type}}, {fmt::format("\"model_type\" is \"{}\"", type), supported});
   }
   for (const char* type : {"mamba", "mamba2", "rwkv", "lfm2", "qwen3_next", "jamba", "falcon_mamba", "recurrent_gemma",
@@ -353,11 +446,12 @@ TEST(ConfigRefusals, keys_that_change_the_maths_are_refused_where_they_have_an_e
       {"alibi", true, "ALiBi", false},
       {"clip_qkv", 8.0, "clipping", nullptr},
       {"rope_interleaved", true, "halves", false},
-      {"embedding_multiplier", 12.0, "multipliers", 1.0},
-      {"residual_multiplier", 0.22, "multipliers", 1},
-      {"attention_multiplier", 0.1, "multipliers", 1.0},
-      {"logits_scaling", 8.0, "multipliers", 1.0},
-      {"logit_scale", 0.0625, "multipliers", 1.0},
+      {"embedding_multiplier", 12.0, "ignores it", 1.0},
+      {"residual_multiplier", 0.22, "ignores it", 1},
+      {"attention_multiplier", 0.1, "ignores it", 1.0},
+      {"logits_scaling", 8.0, "ignores it", 1.0},
+      {"logit_scale", 0.0625, "ignores it", 1.0},
+      {"use_parallel_block", true, "ignores it", false},
       {"attn_logit_softcapping", 50.0, "ignores it", nullptr},
       {"final_logit_softcapping", 30.0, "ignores it", nullptr},
       {"query_pre_attn_scalar", 256, "ignores it", nullptr},
@@ -388,6 +482,21 @@ TEST(ConfigRefusals, keys_that_change_the_maths_are_refused_where_they_have_an_e
   expect_refusal(kGemma3_1B.v4, {{"attn_logit_softcapping", 50.0}}, {"ignores it"});
   expect_refusal(kMistral7B_v01.v4, {{"attention_bias", true}}, {"ignores it"});
   expect_refusal(kMistral7B_v01.v4, {{"mlp_bias", true}}, {"ignores it"});
+  // Heeded or harmless in one family, ignored in its neighbour.
+  for (const char* key : {"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"}) {
+    expect_refusal(kCommandR7B.v4, {{key, 8.0}}, {fmt::format("\"{}\" is 8.0", key), "ignores it"});
+    expect_refusal(kGranite31_2B.v4, {{key, nullptr}}, {fmt::format("\"{}\" is null", key), "expected a number"});
+    expect_refusal(kGranite31_2B.v4, {{key, 0}}, {fmt::format("\"{}\" is 0", key), "expected a number"});
+  }
+  expect_refusal(kGranite31_2B.v4, {{"logit_scale", 0.25}}, {"ignores it"});
+  expect_refusal(kCommandR7B.v4, {{"logit_scale", 0.0}}, {"above 0"});
+  expect_refusal(kCommandR7B.v4, {{"rms_norm_eps", 1e-6}}, {"ignores it"});
+  expect_refusal(kCommandR7B.v4, {{"use_parallel_block", false}}, {"ignores it"});
+  expect_refusal(kCommandR7B.v4, {{"use_qk_norm", true}}, {"ignores it"});
+  expect_refusal(kCommandR7B.v4, {{"mlp_bias", true}}, {"ignores it"});
+  expect_refusal(kGLM4_9B_0414.v4, {{"sliding_window", 4096}}, {"ignores it"});
+  expect_refusal(kGLM4_9B_0414.v4, {{"rope_interleave", false}}, {"neighbours"});
+  EXPECT_NO_THROW(parse(kGLM4_9B_0414.v4, {{"rope_interleave", true}}));
   EXPECT_NO_THROW(parse(kLlama31_8B.v4, {{"some_key_of_somebody", {1, 2, 3}}}));
 }
 
@@ -514,6 +623,7 @@ TEST(ConfigRefusals, windows_that_mean_two_things) {
                  {"use_sliding_window", "set sliding_window to null"});
   expect_refusal(kMistral7B_v01.v4, {{"sliding_window", 0}}, {"\"sliding_window\" is 0"});
   expect_refusal(kGemma2_2B.v4, {{"sliding_window", nullptr}}, {"layer 0 is a sliding_attention layer"});
+  expect_refusal(kCommandR7B.v4, {{"sliding_window", nullptr}}, {"layer 0 is a sliding_attention layer"});
 }
 
 TEST(ConfigRefusals, files_that_are_not_there_or_not_json) {
@@ -619,6 +729,34 @@ TEST(ConfigSave, gemma3_has_a_dict_for_each_layer_type) {
   EXPECT_EQ(saved["rope_parameters"]["sliding_attention"]["rope_theta"], 1e4);
   EXPECT_EQ(saved["layer_types"][4], "sliding_attention");
   EXPECT_EQ(saved["layer_types"][5], "full_attention");
+}
+
+TEST(ConfigSave, cohere2_has_its_own_eps_and_the_scale_of_its_logits) {
+  const json saved = config_to_save(parse(kCommandR7B.v4, {{"logit_scale", 1}}), "bfloat16");
+  EXPECT_TRUE(saved["logit_scale"].is_number_float());  // transformers 5 refuses 1
+  EXPECT_EQ(saved["layer_norm_eps"], 1e-5);
+  EXPECT_FALSE(saved.contains("rms_norm_eps"));
+  EXPECT_EQ(saved["layer_types"][2], "sliding_attention");
+  EXPECT_EQ(saved["layer_types"][3], "full_attention");
+  EXPECT_EQ(saved["sliding_window"], 4096);
+}
+
+TEST(ConfigSave, glm_says_which_part_of_a_head_rotates_in_both_layouts) {
+  const json saved = config_to_save(parse(kGLM4_9B_Chat.v4), "bfloat16");
+  EXPECT_EQ(saved["partial_rotary_factor"], 0.5);
+  EXPECT_EQ(saved["rope_parameters"]["partial_rotary_factor"], 0.5);
+  EXPECT_EQ(saved["attention_bias"], true);
+  EXPECT_EQ(config_to_save(parse(kGLM4_9B_0414.v4), "float32")["attention_bias"], false);
+}
+
+TEST(ConfigSave, granite_has_the_multipliers_that_were_read) {
+  const json saved = config_to_save(parse(kGranite31_2B.v4, {{"embedding_multiplier", 12}}), "bfloat16");
+  EXPECT_EQ(saved["embedding_multiplier"], 12.0);
+  EXPECT_TRUE(saved["embedding_multiplier"].is_number_float());
+  EXPECT_EQ(saved["residual_multiplier"], 0.22);
+  EXPECT_EQ(saved["attention_multiplier"], 0.015625);
+  EXPECT_EQ(saved["logits_scaling"], 8.0);
+  EXPECT_EQ(saved["rms_norm_eps"], 1e-5);
 }
 
 TEST(ConfigSave, unknown_keys_are_carried_along) {

@@ -67,6 +67,7 @@ struct Problem {
   double logit(int64_t t, int64_t v) const {
     double z = 0;
     for (int64_t k = 0; k < c.C; k++) z += x.get(t * c.C + k) * w.get(v * c.C + k);
+    z *= c.shape.logit_scale;
     return c.shape.softcap > 0 ? c.shape.softcap * std::tanh(z / c.shape.softcap) : z;
   }
   double nll(int64_t t) const {
@@ -100,6 +101,17 @@ TEST(Loss, loss_and_gradients_equal_torch) {
   for (int i = 0; i < 6; i++) {
     EXPECT_NEAR(p.dx.get(i), dx[i], 1e-14) << i;
     EXPECT_NEAR(p.dw.get(i), dw[i], 1e-14) << i;
+  }
+}
+
+// A power of two changes no rounding: scaled logits are those of scaled weights, whose gradient is the chain rule's.
+TEST(Loss, a_scale_of_the_logits_is_one_of_the_weights) {
+  for (const double softcap : {0.0, 3.0}) {
+    Problem scaled({12, 5, 9, {softcap, 4, 0.25}}, DType::F32), plain({12, 5, 9, {softcap, 4}}, DType::F32);
+    for (int64_t i = 0; i < plain.w.numel(); i++) plain.w.set(i, 0.25 * plain.w.get(i));
+    EXPECT_EQ(scaled.forward_backward(true), plain.forward_backward(true));
+    EXPECT_TRUE(scaled.logits.bit_equal(plain.logits) && scaled.dx.bit_equal(plain.dx));
+    for (int64_t i = 0; i < plain.dw.numel(); i++) ASSERT_EQ(scaled.dw.get(i), 0.25 * plain.dw.get(i));
   }
 }
 
@@ -310,6 +322,7 @@ TEST(Loss, contract_violations_are_named) {
   EXPECT_EQ(error(p.w, p.c.shape, p.workspace, logits),
             "loss_forward: logits ('logits') is F32 (6, 7), expected F32 (6, 8)");
   EXPECT_EQ(error(p.w, {0, 0}, p.workspace), "loss_forward: tile_tokens 0 must be positive");
+  EXPECT_EQ(error(p.w, {0, 4, 0}, p.workspace), "loss_forward: logit_scale is 0");
   EXPECT_EQ(error_of([&] {
               p.run([&](Device& device, Tensor nll, const LossRows& rows) {
                 loss_forward(device, nll, p.x, p.w, p.targets, {rows.rows, 7}, p.c.shape, p.workspace);

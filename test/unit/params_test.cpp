@@ -8,6 +8,8 @@
 #include <map>
 #include <set>
 
+#include "llama/frozen.h"
+
 #include "llama/config_reader.h"
 #include "test/hf_configs.h"
 
@@ -80,9 +82,19 @@ TEST(Params, published_models_have_their_published_number_of_parameters) {
       {"Mistral7B_v03", 7'248'023'552}, {"Qwen25_05B", 494'032'768},       {"Qwen25_7B", 7'615'616'512},
       {"Qwen3_06B", 596'049'920},       {"Qwen3_8B", 8'190'735'360},       {"SmolLM3_3B", 3'075'098'624},
       {"OLMo2_7B", 7'298'617'344},      {"Phi3_mini_128k", 3'821'079'552}, {"Phi4_mini", 3'836'021'760},
-      {"Gemma2_2B", 2'614'341'888},     {"Gemma3_1B", 999'885'952}};
+      {"Gemma2_2B", 2'614'341'888},     {"Gemma3_1B", 999'885'952},        {"CommandR7B", 8'028'033'024},
+      {"GLM4_9B_Chat", 9'399'951'360},  {"GLM4_9B_0414", 9'400'094'720},   {"Granite31_2B", 2'533'525'504}};
   for (const PublishedModel* model : kPublishedModels)
     EXPECT_EQ(count(parse(model->v4)), published.at(model->name)) << model->name;
+}
+
+TEST(Params, mixtures_of_experts_have_their_published_number_of_parameters) {
+  const std::map<std::string, int64_t> published = {
+      {"mixtral_8x7b", 46'702'792'704}, {"qwen1.5_moe_a2.7b", 14'315'784'192}, {"qwen3_30b_a3b", 30'532'122'624},
+      {"gpt_oss_20b", 20'914'757'184},  {"glm_4.5_air", 106'852'245'504},      {"deepseek_v3", 671'026'404'352}};
+  for (const auto& [name, parameters] : published) {
+    EXPECT_EQ(count(load_model_config("configs/models/" + name + ".json")), parameters) << name;
+  }
 }
 
 TEST(Params, fixtures_hold_exactly_the_listed_tensors) {
@@ -93,7 +105,9 @@ TEST(Params, fixtures_hold_exactly_the_listed_tensors) {
     if (on_disk.empty()) continue;
     checkpoints++;
     const ModelConfig config = load_model_config(entry.path());
+    if (config.hf.contains("quantization_config")) continue;  // other tensors: quantized_test.cpp
     auto listed = disk_tensors(config);
+    for (const TensorToWrite& frozen : frozen_tensors(config)) listed[frozen.name] = {frozen.shape.at(0)};
     for (const auto& [name, shape] : on_disk) {
       const auto it = listed.find(name);
       if (it == listed.end()) {
@@ -175,6 +189,15 @@ TEST(Params, phi3_is_fused_on_disk_too) {
   EXPECT_EQ(gate_up.disk[0].hf_name, "model.layers.0.mlp.gate_up_proj.weight");
 }
 
+TEST(Params, glm_has_q_k_and_v_apart_and_gate_up_in_one_on_disk) {
+  const auto glm = disk_tensors(parse(kGLM4_9B_Chat.v4));
+  EXPECT_EQ(glm.at("model.layers.0.self_attn.q_proj.weight"), (Shape{4096, 4096}));
+  EXPECT_EQ(glm.at("model.layers.0.self_attn.k_proj.bias"), (Shape{256}));
+  EXPECT_EQ(glm.count("model.layers.0.self_attn.o_proj.bias"), 0u);
+  EXPECT_EQ(glm.at("model.layers.0.mlp.gate_up_proj.weight"), (Shape{2 * 13696, 4096}));
+  EXPECT_EQ(glm.count("model.layers.0.mlp.gate_proj.weight"), 0u);
+}
+
 TEST(Params, norms_are_where_the_family_has_them) {
   const auto gemma = disk_tensors(parse(kGemma3_1B.v4));
   for (const char* norm :
@@ -192,6 +215,14 @@ TEST(Params, norms_are_where_the_family_has_them) {
   const ParamUnit block = param_units(parse(kGemma2_2B.v4))[1];
   EXPECT_EQ(find(block, param_name::kAttnOutNorm).disk[0].hf_name, "model.layers.0.post_attention_layernorm.weight");
   EXPECT_EQ(find(block, param_name::kMlpInNorm).disk[0].hf_name, "model.layers.0.pre_feedforward_layernorm.weight");
+  const ParamUnit glm4 = param_units(parse(kGLM4_9B_0414.v4))[1];
+  EXPECT_EQ(find(glm4, param_name::kAttnInNorm).disk[0].hf_name, "model.layers.0.input_layernorm.weight");
+  EXPECT_EQ(find(glm4, param_name::kAttnOutNorm).disk[0].hf_name, "model.layers.0.post_self_attn_layernorm.weight");
+  EXPECT_EQ(find(glm4, param_name::kMlpInNorm).disk[0].hf_name, "model.layers.0.post_attention_layernorm.weight");
+  EXPECT_EQ(find(glm4, param_name::kMlpOutNorm).disk[0].hf_name, "model.layers.0.post_mlp_layernorm.weight");
+  EXPECT_EQ(names(param_units(parse(kCommandR7B.v4))[1]),
+            (std::vector<std::string>{"attn_in_norm.weight", "qkv_proj.weight", "o_proj.weight", "gate_up_proj.weight",
+                                      "down_proj.weight"}));
   const ParamUnit llama = param_units(parse(kLlama31_8B.v4))[1];
   EXPECT_EQ(find(llama, param_name::kMlpInNorm).disk[0].hf_name, "model.layers.0.post_attention_layernorm.weight");
 }

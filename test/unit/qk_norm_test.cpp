@@ -1,5 +1,7 @@
 #include "layers/qk_norm.h"
 
+#include <utility>
+
 #include "test/layer_cases.h"
 #include "test/testing.h"
 
@@ -205,6 +207,11 @@ TEST(QkNorm, contract_violations_are_named) {
                                p.shape, p.kind);
             }),
             "qk_norm_backward: dqkv ('dy') is dy's own memory");
+  const NormKind kind = std::exchange(p.kind, NormKind::LayerNorm);
+  EXPECT_EQ(forward_to(p.y, {}), "qk_norm_forward: q and k are normalised by RMSNorm only, not by LayerNorm");
+  EXPECT_EQ(error_of([&] { p.backward(); }),
+            "qk_norm_backward: q and k are normalised by RMSNorm only, not by LayerNorm");
+  p.kind = kind;
   p.shape.per_head = true;
   EXPECT_EQ(error_of([&] { p.backward(); }), "qk_norm_backward: rstd ('rstd') is F32 (5, 2), expected F32 (5, 6)");
   p.shape.num_kv_heads = 1;

@@ -67,7 +67,7 @@ TEST(RmsNorm, fp32_and_bf16_are_within_rounding_of_fp64) {
 // sum = a + b, y = norm(sum): both go on, as in a block, and a gets the gradients of both.
 TEST(RmsNorm, gradients_through_the_sum_before_equal_central_differences) {
   Device device = Device::cpu();
-  for (const NormKind kind : {NormKind::Plain, NormKind::OnePlus}) {
+  for (const NormKind kind : {NormKind::Plain, NormKind::OnePlus, NormKind::LayerNorm}) {
     const Shape shape = {7, 33};
     HostTensor a(DType::F64, shape, "a"), b(DType::F64, shape, "b"), w(DType::F64, {33}, "w"),
         y(DType::F64, shape, "y"), sum(DType::F64, shape, "sum"), rstd(DType::F64, {7}, "rstd"),
@@ -128,6 +128,40 @@ TEST(RmsNorm, eps_keeps_rows_of_zeros_zero_and_small_rows_small) {
   EXPECT_DOUBLE_EQ(rstd.get(0), 1 / std::sqrt(1e-5));
   EXPECT_DOUBLE_EQ(rstd.get(1), 1 / std::sqrt(1.1e-5));
   for (int64_t i = 0; i < 8; i++) EXPECT_DOUBLE_EQ(y.get(i), x.get(i) * rstd.get(i / 4));
+}
+
+// torch 2.15.0, fp64: layer_norm(x, (3,), w, None, 1e-5) and the gradients of (dy * y).sum().
+TEST(RmsNorm, layer_norm_equals_torch) {
+  Problem p({2, 3, NormKind::LayerNorm}, DType::F64);
+  const double x[] = {1.0, -2.0, 0.5, 103.0, 104.0, 100.25}, w[] = {1.5, 0.5, -2.0},
+               dy[] = {1.0, 2.0, -1.0, 0.5, -3.0, 4.0};
+  for (int i = 0; i < 6; i++) p.x.set(i, x[i]), p.dy.set(i, dy[i]);
+  for (int i = 0; i < 3; i++) p.w.set(i, w[i]);
+  p.forward(NormKind::LayerNorm), p.backward(NormKind::LayerNorm);
+  const double y[] = {1.3334974620633755, -0.6984986706046251, -1.0159980663340005,
+                      0.5518666501547786, 0.49930792156861187, 2.7330538864808367},
+               dx[] = {-0.21507898697094263, -0.04301800963519731, 0.25809699660614016,
+                       1.56151991015642,     -1.1451043004730934,  -0.4164156096833551},
+               dw[] = {1.0729538580938425, -5.789842211830168, -5.974106806128679};
+  for (int i = 0; i < 6; i++) {
+    EXPECT_NEAR(p.y.get(i), y[i], 1e-12) << i;
+    EXPECT_NEAR(p.dx.get(i), dx[i], 1e-12) << i;
+  }
+  for (int i = 0; i < 3; i++) EXPECT_NEAR(p.dw.get(i), dw[i], 1e-12) << i;
+}
+
+// A mean of 1000 standard deviations: E[x^2] - mean^2 in fp32 would be all rounding.
+TEST(RmsNorm, layer_norm_keeps_its_digits_far_from_zero) {
+  const RmsNormCase c{9, 1031, NormKind::LayerNorm};
+  Problem low(c, DType::F32), exact(c, DType::F64);
+  for (int64_t i = 0; i < low.x.numel(); i++) low.x.set(i, 2000 + low.x.get(i));
+  exact.x = low.x.to(DType::F64), exact.w = low.w.to(DType::F64), exact.dy = low.dy.to(DType::F64);
+  for (Problem* p : {&low, &exact}) p->forward(c.kind), p->backward(c.kind);
+  // x - mean: the roundings of the mean, whose sum has no order of its own in builds without vectors.
+  constexpr double kTolerance = 32 * 1000 * 0x1p-24;
+  EXPECT_LE(relative_l2(low.y.to(DType::F64), exact.y), kTolerance);
+  EXPECT_LE(relative_l2(low.dx.to(DType::F64), exact.dx), kTolerance);
+  EXPECT_LE(relative_l2(low.dw.to(DType::F64), exact.dw), kTolerance);
 }
 
 TEST(RmsNorm, weight_gradient_accumulates_and_dx_may_alias_dy) {

@@ -88,7 +88,7 @@ TEST_F(Weights, random_ones_have_the_width_of_the_config_and_biases_norms_and_th
 }
 
 TEST_F(Weights, every_tensor_of_a_checkpoint_has_its_own_place) {
-  for (const char* family : {"llama", "llama_biases", "phi3"}) {
+  for (const char* family : {"llama", "llama_biases", "phi3", "glm4_biases"}) {
     const auto model = TestModel::load(fixture_path(family), small());
     const SafetensorsDirectory directory(fixture_path(family));
     for (const ShardPiece& piece : model->pieces()) {

@@ -132,12 +132,11 @@ class Graph {
 
  private:
   struct Call;
-  int64_t engine_bytes() const;
 
   DataType_t io_type_ = DataType_t::NOT_SET, compute_type_ = DataType_t::NOT_SET;
   bool is_backward_ = false, has_stats_ = false, is_deterministic_ = false;
   int sm_ = 0;
-  int64_t most_of_engine_ = INT64_MAX, max_tokens_q_ = 0, max_tokens_kv_ = 0;
+  int64_t most_of_engine_ = 0, max_tokens_q_ = 0, max_tokens_kv_ = 0;
   AttentionAttributes<SDPA_attributes> options_;
   TensorPtr q_, k_, v_, o_, lse_, d_o_, dq_, dk_, dv_;
 };
