@@ -328,7 +328,7 @@ TEST_F(MoeCuda, the_balance_loss_equals_the_cpu_layer) {
       SCOPED_TRACE(fmt::format("E {} layers {}", E, layers));
       HostTensor counts(DType::F64, {layers, E}, "counts"), probabilities(DType::F64, {E}, "probabilities"),
           slope(DType::F32, {E}, "slope"), loss(DType::F64, {1}, "loss");
-      for (int64_t i = 0; i < counts.numel(); i++) counts.set(i, static_cast<double>(i * 7 % 11));
+      for (int64_t i = 0; i < counts.numel(); i++) counts.set(i, static_cast<double>(1 + i * 7 % 11));
       for (int64_t e = 0; e < E; e++) probabilities.set(e, 0.25 + static_cast<double>(e % 5));
       loss.set(0, 0.5);
       DeviceTensor counts_(cuda, counts), probabilities_(cuda, probabilities), slope_(cuda, DType::F32, {E}),

@@ -182,7 +182,6 @@ TEST_F(ReduceCuda, fp64_is_refused_by_name) {
   HostTensor x(DType::F64, {8}, "x"), sum(DType::F64, {1}, "sum"), y(DType::F32, {8}, "y");
   const std::string what = ": dtype F64 is not supported on the CUDA device, use F32 or BF16";
   EXPECT_EQ(error_of([&] { residual_add(cuda, x, x, x); }), "residual_add" + what);
-  EXPECT_EQ(error_of([&] { add_parts(cuda, x, x, 1); }), "add_parts" + what);
   EXPECT_EQ(error_of([&] { add_sum_of_squares(cuda, sum, x); }), "add_sum_of_squares" + what);
   EXPECT_EQ(error_of([&] { convert(cuda, y, x); }), "convert" + what);
 }
@@ -191,11 +190,13 @@ TEST_F(ReduceCuda, these_kernels_ran) {
   DeviceTensor x(cuda, random(DType::F32, 64, "x")), y(cuda, DType::F32, {64});
   residual_add(cuda, y, x, x);
   add_parts(cuda, y, x, 1);
+  DeviceTensor z(cuda, DType::F64, {1});
+  add_parts(cuda, z, z, 1);
   convert(cuda, y, x);
   sum_of_squares(random(DType::F32, 64, "x"));
   const std::set<std::string> kernels = simt_launched_kernels();
-  for (const char* name :
-       {"residual_add_kernel", "add_parts_kernel", "convert_kernel", "sum_of_squares_kernel", "add_partials_kernel"}) {
+  for (const char* name : {"residual_add_kernel", "add_parts_kernel", "add_double_parts_kernel", "convert_kernel",
+                           "sum_of_squares_kernel", "add_partials_kernel"}) {
     EXPECT_TRUE(kernels.contains(name)) << name;
   }
 }
