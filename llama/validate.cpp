@@ -62,8 +62,6 @@ void validate(const RunConfig& run, const ModelConfig& model, const MeshShape& m
         run.model.path);
   CHECK(run.train.dtype != "bf16" || run.train.device == "cuda",
         "train.dtype bf16 needs the CUDA device; on the CPU use fp32 (or auto)");
-  CHECK(!model.moe || run.train.device != "cuda",
-        "mixtures of experts ({}) have no CUDA kernels yet: set train.device to cpu", model.model_type);
   CHECK(run.memory.offload == "none" || run.train.device == "cuda",
         "memory.offload = {} is for the CUDA device: on the CPU the block inputs are in the host's memory already",
         run.memory.offload);
