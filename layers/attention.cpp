@@ -622,6 +622,16 @@ std::vector<int32_t> document_bounds(std::span<const int64_t> cu_seqlens) {
   return bounds;
 }
 
+std::vector<int64_t> cut_documents(std::span<const int64_t> cu_seqlens, int64_t chunk) {
+  CHECK(chunk > 0 && !cu_seqlens.empty(), "cut_documents: chunks of {} tokens", chunk);
+  std::vector<int64_t> cut = {cu_seqlens.front()};
+  for (const int64_t end : cu_seqlens.subspan(1)) {
+    while (end - cut.back() > chunk) cut.push_back(cut.back() + chunk);
+    cut.push_back(end);
+  }
+  return cut;
+}
+
 size_t attention_workspace_bytes(const AttentionShape& shape, DType dtype, int64_t T, DeviceKind kind) {
   if constexpr (kHasCuda) {
     if (kind == DeviceKind::Cuda) {

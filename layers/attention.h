@@ -36,6 +36,9 @@ struct Documents {
 /// (T, 2): for each token the first token of its document, and the token after its last.
 std::vector<int32_t> document_bounds(std::span<const int64_t> cu_seqlens);
 
+/// cu_seqlens of documents that are cut every `chunk` tokens from their start: attention within chunks.
+std::vector<int64_t> cut_documents(std::span<const int64_t> cu_seqlens, int64_t chunk);
+
 /// Bytes of scratch that a call needs for T tokens, however they are cut into documents, passed by the caller so that
 /// nothing is allocated in the loop. On the CPU one buffer for all threads (as many as OpenMP gives now).
 size_t attention_workspace_bytes(const AttentionShape& shape, DType dtype, int64_t T, DeviceKind kind);

@@ -85,6 +85,11 @@ Rotation rotation_of(const ModelConfig& c, int layer, const BlockInputs& in) {
   return {rope.cos, rope.sin, c.ropes[static_cast<size_t>(index)].pairing == RopePairing::Interleaved};
 }
 
+/// What a token of this layer sees no further than.
+const Documents& documents_of(const ModelConfig& c, int layer, const BlockInputs& in) {
+  return c.layers[static_cast<size_t>(layer)].chunk > 0 ? in.chunks : in.documents;
+}
+
 }  // namespace
 
 UlyssesShape ulysses_shape(const ModelConfig& c, int64_t P) {
@@ -217,7 +222,7 @@ void block_forward(Device& device, const ModelConfig& c, int layer, Tensor out, 
     rope_forward(device, qkv, rotation.cos, rotation.sin, c.num_heads + c.num_kv_heads, rotation.interleaved);
   }
   if (in.ulysses) in.ulysses->scatter_heads(device, a.qkv, qkv);
-  attention_forward(device, a.attn, a.lse, a.qkv, in.documents, attention_shape(c, layer, in.parts()),
+  attention_forward(device, a.attn, a.lse, a.qkv, documents_of(c, layer, in), attention_shape(c, layer, in.parts()),
                     s.attention_workspace, my_sinks(p.sinks, in));
   if (in.ulysses) in.ulysses->gather_heads(device, a.attn_mine, a.attn);
   // A parallel block adds to `out`; where that is null nobody needs this branch, for the backward does not.
@@ -300,7 +305,7 @@ void block_backward(Device& device, const ModelConfig& c, int layer, Tensor dh, 
                     a.attn_mine.reshaped({T, c.q_dim()}), p.o);
   }
   if (in.ulysses) in.ulysses->gather_heads_backward(device, s.d_attn_all, s.d_attn);
-  attention_backward(device, s.dqkv_all, s.d_attn_all, a.qkv, a.attn, a.lse, in.documents,
+  attention_backward(device, s.dqkv_all, s.d_attn_all, a.qkv, a.attn, a.lse, documents_of(c, layer, in),
                      attention_shape(c, layer, in.parts()), s.attention_workspace, my_sinks(p.sinks, in),
                      my_sinks(g.sinks, in));
   if (in.ulysses) in.ulysses->scatter_heads_backward(device, s.dqkv, s.dqkv_all);

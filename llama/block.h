@@ -108,6 +108,7 @@ BlockScratch place_block_scratch(Arena& arena, const ModelConfig& config, DType 
 struct BlockInputs {
   int64_t T = 0;
   Documents documents;         ///< of all tokens
+  Documents chunks;            ///< documents cut into the chunks of the layers that have them
   Ulysses* ulysses = nullptr;  ///< null: P = 1
   struct Rope {
     Tensor cos, sin;  // (T, r/2)

@@ -44,7 +44,7 @@ constexpr const char* kIgnored =
     "transformers ignores it for this model_type, and so would this trainer; remove it or set it to null";
 constexpr const char* kNoMla = "this model_type has no latent attention (MLA), and transformers ignores the key";
 
-constexpr std::array<DangerousKey, 19> kDangerousKeys = {{
+constexpr std::array<DangerousKey, 18> kDangerousKeys = {{
     {"compression_config", HarmlessIf::Null,
      "the weights are compressed; use the checkpoint in bf16 or fp32 that it was made from"},
     {"attention_dropout", HarmlessIf::NullOrZero, kNoDropout},
@@ -58,7 +58,6 @@ constexpr std::array<DangerousKey, 19> kDangerousKeys = {{
     {"moe_num_experts", HarmlessIf::NullOrZero, kNoExperts},
     {"alibi", HarmlessIf::NullOrFalse, "position biases (ALiBi) are not supported"},
     {"clip_qkv", HarmlessIf::Null, "clipping of q, k and v is not supported"},
-    {"attention_chunk_size", HarmlessIf::Null, "chunked attention is not supported"},
     {"scale_emb", HarmlessIf::NullOrOne, kNoMultiplier},
     {"scale_depth", HarmlessIf::NullOrOne, kNoMultiplier},
     {"final_logit_softcap", HarmlessIf::NullOrZero,
@@ -354,27 +353,31 @@ std::vector<bool> derive_sliding(const ConfigReader& reader, const Family& famil
   return sliding;
 }
 
+enum class LayerType { Full, Sliding, Chunked };
+
 /// `layer_types` as given; empty when absent.
-std::vector<bool> read_layer_types(const ConfigReader& reader, int64_t num_layers) {
+std::vector<LayerType> read_layer_types(const ConfigReader& reader, int64_t num_layers) {
   const char* key = "layer_types";
   const json* list = reader.find(key);
   if (!list || list->is_null()) return {};
   if (!list->is_array() || list->size() != static_cast<size_t>(num_layers)) {
     reader.refuse(key, "expected a list of {} layer types, one for each of num_hidden_layers", num_layers);
   }
-  std::vector<bool> sliding;
+  std::vector<LayerType> types;
   for (const json& type : *list) {
     const std::string name = type.is_string() ? type.get<std::string>() : "";
-    if (name != "full_attention" && name != "sliding_attention") {
+    if (name != "full_attention" && name != "sliding_attention" && name != "chunked_attention") {
       reader.refuse(
           key,
-          "layer {} is {}; only full_attention and sliding_attention are supported, not chunks, and not layers "
+          "layer {} is {}; only full_attention, sliding_attention and chunked_attention are supported, not layers "
           "that mix tokens by recurrence, linear attention or convolution",
-          sliding.size(), ConfigReader::shown(type));
+          types.size(), ConfigReader::shown(type));
     }
-    sliding.push_back(name == "sliding_attention");
+    types.push_back(name == "full_attention"      ? LayerType::Full
+                    : name == "sliding_attention" ? LayerType::Sliding
+                                                  : LayerType::Chunked);
   }
-  return sliding;
+  return types;
 }
 
 /// no_rope_layers[l]: 1 = the layer HAS a rotary embedding.
@@ -399,27 +402,47 @@ void read_nope_layers(ModelConfig& c, const ConfigReader& reader) {
   }
 }
 
+/// attention_chunk_size, for a layer that needs it.
+int64_t read_chunk(const ConfigReader& reader, const Family& family, size_t layer) {
+  if (family.local_rope_theta || family.rotates_only_in_windows) {
+    reader.refuse("layer_types", "layer {} is chunked_attention, and {} has no rotary embedding for such a layer",
+                  layer, family.model_type);
+  }
+  const char* key = "attention_chunk_size";
+  if (!reader.find(key)) reader.refuse(key, "layer {} is a chunked_attention layer and needs its tokens", layer);
+  return reader.integer(key, 0, 1, kMaxPositions);
+}
+
 void read_layers(ModelConfig& c, const ConfigReader& reader, const Family& family) {
   c.layers.resize(static_cast<size_t>(c.num_layers));
   if (family.has_nope_layers) read_nope_layers(c, reader);
   const int64_t window = read_window(reader, family);
-  std::vector<bool> sliding = derive_sliding(reader, family, c, window);
-  const std::vector<bool> given = read_layer_types(reader, c.num_layers);
+  std::vector<LayerType> types;
+  for (const bool is_sliding : derive_sliding(reader, family, c, window)) {
+    types.push_back(is_sliding ? LayerType::Sliding : LayerType::Full);
+  }
+  const std::vector<LayerType> given = read_layer_types(reader, c.num_layers);
   const bool heeds_types = family.windows != WindowRule::Never && family.windows != WindowRule::EveryLayer;
-  if (!given.empty() && !heeds_types && given != sliding) {
+  if (!given.empty() && !heeds_types && given != types) {
     reader.refuse("layer_types", "transformers ignores it for {}, whose layers are all alike{}; remove it",
                   family.model_type,
                   family.windows == WindowRule::EveryLayer ? fmt::format(" (sliding_window {})", window) : "");
   }
-  if (!given.empty()) sliding = given;
+  if (!given.empty()) types = given;
   for (size_t l = 0; l < c.layers.size(); l++) {
-    if (sliding[l] && window == 0) {
+    const bool is_sliding = types[l] == LayerType::Sliding;
+    if (is_sliding && window == 0) {
       reader.refuse("sliding_window", "layer {} is a sliding_attention layer and needs a window{}", l,
                     family.has_use_sliding_window_key ? " (and use_sliding_window true)" : "");
     }
-    c.layers[l].window = sliding[l] ? window : 0;
-    if (family.local_rope_theta) c.layers[l].rope = sliding[l] ? 1 : 0;
-    if (family.rotates_only_in_windows) c.layers[l].rope = sliding[l] ? 0 : -1;
+    c.layers[l].window = is_sliding ? window : 0;
+    if (types[l] == LayerType::Chunked) c.layers[l].chunk = read_chunk(reader, family, l);
+    if (family.local_rope_theta) c.layers[l].rope = is_sliding ? 1 : 0;
+    if (family.rotates_only_in_windows) c.layers[l].rope = is_sliding ? 0 : -1;
+  }
+  const json* chunk = reader.find("attention_chunk_size");
+  if (chunk && !chunk->is_null() && std::find(types.begin(), types.end(), LayerType::Chunked) == types.end()) {
+    reader.refuse("attention_chunk_size", "no layer of layer_types is chunked_attention; remove it, or say which are");
   }
 }
 

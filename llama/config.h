@@ -50,6 +50,7 @@ RopeTable make_rope_table(const RopeConfig& rope, int64_t max_document_tokens);
 
 struct LayerConfig {
   int64_t window = 0;  ///< W: token i sees j with 0 <= i - j < W; 0 = all
+  int64_t chunk = 0;   ///< token i sees j <= i of the same chunk of so many tokens of its document; 0 = all (Llama 4)
   int rope = 0;        ///< index into ModelConfig::ropes; -1 = no rotary embedding (NoPE)
   bool is_moe = false;
 };

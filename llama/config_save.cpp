@@ -100,7 +100,7 @@ void save_layers(json& out, const ModelConfig& c, const Family& family) {
   json types = json::array();
   for (const LayerConfig& layer : c.layers) {
     window = std::max(window, layer.window);
-    types.push_back(layer.window > 0 ? "sliding_attention" : "full_attention");
+    types.push_back(layer.window > 0 ? "sliding_attention" : layer.chunk > 0 ? "chunked_attention" : "full_attention");
   }
   if (family.windows == WindowRule::EveryLayer) {
     out["sliding_window"] = null_if(window == 0, window);

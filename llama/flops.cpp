@@ -19,12 +19,18 @@ std::vector<int64_t> lengths_of(const Batch& batch) {
   return lengths;
 }
 
-double visible_pairs(std::span<const int64_t> document_lengths, int64_t window) {
+/// Of a document of n tokens: token i sees min(i + 1, w) tokens. A triangle of w rows, then a band.
+double visible_pairs(int64_t n, int64_t window) {
+  const auto w = static_cast<double>(window > 0 ? std::min(window, n) : n);
+  return w * (w + 1) / 2 + (static_cast<double>(n) - w) * w;
+}
+
+double visible_pairs(std::span<const int64_t> document_lengths, const LayerConfig& layer) {
   double pairs = 0;
   for (const int64_t n : document_lengths) {
-    // Token i sees min(i + 1, w) tokens: a triangle of w rows, then a band.
-    const auto w = static_cast<double>(window > 0 ? std::min(window, n) : n);
-    pairs += w * (w + 1) / 2 + (static_cast<double>(n) - w) * w;
+    const int64_t chunk = layer.chunk > 0 ? layer.chunk : n;
+    pairs +=
+        static_cast<double>(n / chunk) * visible_pairs(chunk, layer.window) + visible_pairs(n % chunk, layer.window);
   }
   return pairs;
 }
@@ -55,11 +61,13 @@ double flops_of(const ModelConfig& model, std::span<const int64_t> document_leng
     weights += attention_weights + (layer.is_moe ? moe_weights : 3 * C * F);
   }
   double flops = 6 * weights * static_cast<double>(num_tokens) + 6 * C * V * static_cast<double>(num_loss_tokens);
-  int64_t last_window = -1;
+  const LayerConfig* last = nullptr;
   double pairs = 0;
-  for (const LayerConfig& layer : model.layers) {  // windows come in long runs: count each run's pairs once
-    if (layer.window != last_window) pairs = visible_pairs(document_lengths, layer.window);
-    last_window = layer.window;
+  for (const LayerConfig& layer : model.layers) {  // masks come in long runs: count each run's pairs once
+    if (!last || layer.window != last->window || layer.chunk != last->chunk) {
+      pairs = visible_pairs(document_lengths, layer);
+    }
+    last = &layer;
     flops += 6 * (q_dim + o_dim) * pairs;
   }
   return flops;
@@ -67,8 +75,8 @@ double flops_of(const ModelConfig& model, std::span<const int64_t> document_leng
 
 }  // namespace
 
-double visible_pairs(const Batch& batch, int64_t window) {
-  return visible_pairs(lengths_of(batch), window);
+double visible_pairs(const Batch& batch, const LayerConfig& layer) {
+  return visible_pairs(lengths_of(batch), layer);
 }
 
 double batch_flops(const ModelConfig& model, const Batch& batch) {

@@ -7,8 +7,8 @@
 #include "data/batch.h"
 #include "llama/config.h"
 
-/// Pairs (i, j) with j visible to i, over the documents of the batch; window 0 = all.
-double visible_pairs(const Batch& batch, int64_t window);
+/// Pairs (i, j) with j visible to i in this layer, over the documents of the batch.
+double visible_pairs(const Batch& batch, const LayerConfig& layer);
 
 /// Flops of one training step on `batch`, forward and backward:
 ///   6 P per token:  P = weights that multiply a token: qkv, o, gate, up and down of every block, of the experts those

@@ -39,11 +39,10 @@ Llama::Llama(Arena& arena, const ModelConfig& config, const ModelOptions& option
     if (config.layers[l].is_moe)
       inputs_.select_bias[l] = arena.place(sums, {config.moe.router.num_experts}, "select bias");
   }
-  if (device.is_cuda()) {
-    token_order_ = arena.place(DType::I32, {T}, "token order");
-    bounds_ = arena.place(DType::I32, {T * sp, 2}, "document bounds");
-    cu_seqlens_ = arena.place(DType::I64, {T * sp + 1}, "document ends");
-  }
+  if (device.is_cuda()) token_order_ = arena.place(DType::I32, {T}, "token order");
+  place_documents(documents_, arena);
+  for (const LayerConfig& layer : config.layers) chunk_ = std::max(chunk_, layer.chunk);
+  if (chunk_ > 0) place_documents(chunks_, arena);
   for (const RopeConfig& rope : config.ropes) {
     const int64_t half = rope.rotary_dim / 2;
     inv_freq_.push_back(arena.place(DType::F32, {half}, "inv_freq"));
@@ -80,6 +79,27 @@ Llama::Llama(Arena& arena, const ModelConfig& config, const ModelOptions& option
   if (arena.mark() < block_end) arena.rewind(block_end);
 }
 
+void Llama::place_documents(DocumentBuffers& buffers, Arena& arena) {
+  const int64_t all_T = options_.max_tokens * options_.mesh.sp;
+  if (!device_.is_cuda()) return;
+  buffers.bounds = arena.place(DType::I32, {all_T, 2}, "document bounds");
+  buffers.cu_seqlens_device = arena.place(DType::I64, {all_T + 1}, "document ends");
+}
+
+Documents Llama::load_documents(DocumentBuffers& buffers, std::vector<int64_t> cu_seqlens) {
+  buffers.cu_seqlens = std::move(cu_seqlens);
+  Documents documents;
+  documents.cu_seqlens = buffers.cu_seqlens;
+  if (!device_.is_cuda()) return documents;
+  const std::vector<int32_t> bounds = document_bounds(buffers.cu_seqlens);
+  device_.upload(buffers.bounds.data, bounds.data(), bounds.size() * sizeof(int32_t));
+  documents.bounds = buffers.bounds.rows(0, buffers.cu_seqlens.back());
+  const Tensor cu = buffers.cu_seqlens_device.rows(0, static_cast<int64_t>(buffers.cu_seqlens.size()));
+  device_.upload(cu.data, buffers.cu_seqlens.data(), cu.size_bytes());
+  documents.cu_seqlens_device = cu;
+  return documents;
+}
+
 Tensor Llama::at_tokens(Tensor buffer) const {
   return buffer.rows(0, inputs_.T);
 }
@@ -103,15 +123,8 @@ void Llama::load_batch(const Batch& batch) {
   inputs_.T = T;
   CHECK(batch.cu_seqlens.back() == T * options_.mesh.sp, "{} ranks have {} tokens each of a batch of {}",
         options_.mesh.sp, T, batch.cu_seqlens.back());
-  inputs_.documents.cu_seqlens = batch.cu_seqlens;
-  if (device_.is_cuda()) {
-    const std::vector<int32_t> bounds = document_bounds(batch.cu_seqlens);
-    device_.upload(bounds_.data, bounds.data(), bounds.size() * sizeof(int32_t));
-    inputs_.documents.bounds = bounds_.rows(0, T * options_.mesh.sp);
-    const Tensor cu = cu_seqlens_.rows(0, static_cast<int64_t>(batch.cu_seqlens.size()));
-    device_.upload(cu.data, batch.cu_seqlens.data(), cu.size_bytes());
-    inputs_.documents.cu_seqlens_device = cu;
-  }
+  inputs_.documents = load_documents(documents_, batch.cu_seqlens);
+  if (chunk_ > 0) inputs_.chunks = load_documents(chunks_, cut_documents(batch.cu_seqlens, chunk_));
   inputs_.ulysses = ulysses_ ? &*ulysses_ : nullptr;
   inputs_.ropes.clear();
   const int64_t seqlen = batch.longest_document;

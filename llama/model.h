@@ -61,6 +61,15 @@ class Llama {
   const Ulysses* ulysses() const { return ulysses_ ? &*ulysses_ : nullptr; }
 
  private:
+  /// Where the ends of documents are.
+  struct DocumentBuffers {
+    std::vector<int64_t> cu_seqlens;
+    Tensor bounds;             // (T * mesh.sp, 2) I32: Documents::bounds; on a CUDA device only
+    Tensor cu_seqlens_device;  // (T * mesh.sp + 1) I64; likewise
+  };
+  void place_documents(DocumentBuffers& buffers, Arena& arena);
+  Documents load_documents(DocumentBuffers& buffers, std::vector<int64_t> cu_seqlens);
+
   void load_batch(const Batch& batch);
   void run_forward(const Batch& batch, ParamStore& params, bool keeps_inputs);
   /// The weight that makes the logits, and its gradient: lm_head, or the embedding when tied.
@@ -80,8 +89,8 @@ class Llama {
   Tensor loss_rows_;                      // (T) I32, see layers/loss.h
   int64_t num_targets_ = 0;               // of the current batch
   Tensor nll_;                            // (1) F64, since take_nll()
-  Tensor bounds_;                         // (T * mesh.sp, 2) I32: Documents::bounds; on a CUDA device only
-  Tensor cu_seqlens_;                     // (T * mesh.sp + 1) I64: Documents::cu_seqlens_device; likewise
+  DocumentBuffers documents_, chunks_;    // chunks_: cut for the layers that have chunks, which are alike
+  int64_t chunk_ = 0;                     // tokens of a chunk; 0 = none has
   std::vector<Tensor> inv_freq_;          // (r/2) F32, one a rope
   std::vector<int64_t> inv_freq_seqlen_;  // the longest document it was made for; 0 = not yet
   std::vector<double> attention_factor_;  // one a rope

@@ -45,8 +45,10 @@ def check(directory: Path, expected_file: Path, config_file: str, tolerance: flo
         die(f"{expected_file}: logits have the shape {list(expected.shape)}, but the batch is "
             f"{list(batch.input_ids.shape)} and the vocabulary {model.config.vocab_size}")  # fmt: skip
     with torch.no_grad():
-        # eager attention joins the packed documents of these two: gpt-oss in any version, Qwen2-MoE in 4
-        joins = model.config.model_type in ("gpt_oss", "qwen2_moe")
+        # Eager attention joins the packed documents of these two: gpt-oss in any version, Qwen2-MoE in 4. Chunks are
+        # counted from the start of a row.
+        has_chunks = "chunked_attention" in (getattr(model.config, "layer_types", None) or [])
+        joins = has_chunks or model.config.model_type in ("gpt_oss", "qwen2_moe")
         logits = (alone_logits if joins else packed_logits)(model, batch)
     valid = torch.from_numpy(batch.document_ids != PADDING)
     error = relative_l2(logits[valid], expected[valid])

@@ -46,7 +46,7 @@ class Fixture:
     max_shard_size: str = "1GB"
     fused_experts: bool = False  # stored as transformers 5 has them in memory
     quantized: str = ""  # "mxfp4" or "fp8": the weights that are stored so, as in gpt-oss and DeepSeek-V3
-    packs: bool = True  # False: transformers joins packed documents (gpt-oss)
+    packs: bool = True  # False: transformers joins packed documents (gpt-oss), or counts chunks from the row's start
     rope_by_length: bool = False  # the rotary table depends on the longest document: a document alone has another one
 
 
@@ -148,6 +148,8 @@ FIXTURES: dict[str, Fixture] = {
     "glm4": Fixture("glm4", dict(head_dim=12, num_key_value_heads=3, attention_bias=False)),
     "glm4_biases": Fixture("glm4", {**WIDE, "attention_bias": True, "pad_token_id": PAD, "max_position_embeddings": 400, **rope(
         "yarn", 1e4, factor=4.0, original_max_position_embeddings=100, partial_rotary_factor=0.8)}),
+    "qwen3_chunked": Fixture("qwen3", dict(head_dim=10, attention_chunk_size=5, layer_types=["chunked_attention", "full_attention"]),
+                             packs=False),
     "granite": Fixture("granite", dict(hidden_size=36, embedding_multiplier=6.0, residual_multiplier=0.3,
                                        attention_multiplier=0.2, logits_scaling=3.0, rms_norm_eps=0.05, pad_token_id=PAD)),
     "granite_biases": Fixture("granite", dict(head_dim=10, num_key_value_heads=3, attention_bias=True, mlp_bias=True,

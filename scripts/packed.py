@@ -134,12 +134,24 @@ def packed_logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     return model(input_ids=ids, position_ids=torch.from_numpy(positions), use_cache=False).logits
 
 
+def masks(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, torch.Tensor | None] | None:
+    """Of one document, where layers attend within chunks: transformers 5 makes that mask for Llama 4 only, but each of
+    its models takes the masks of its layer types. None: the model makes its own."""
+    if "chunked_attention" not in (getattr(model.config, "layer_types", None) or []):
+        return None
+    from transformers.masking_utils import create_causal_mask, create_chunked_causal_mask
+
+    embeds = model.get_input_embeddings()(ids)
+    return {"full_attention": create_causal_mask(model.config, embeds, None, None),
+            "chunked_attention": create_chunked_causal_mask(model.config, embeds, None, None)}  # fmt: skip
+
+
 def alone_logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """(rows, T, V), one forward a document: no mask can be wrong. Padding gets 0."""
     out = torch.zeros(*batch.input_ids.shape, model.config.vocab_size, dtype=model.dtype)
     for row, begin, end in batch.documents():
         ids = torch.from_numpy(batch.input_ids[row : row + 1, begin:end].astype(np.int64))
-        out[row, begin:end] = model(input_ids=ids, use_cache=False).logits[0]
+        out[row, begin:end] = model(input_ids=ids, attention_mask=masks(model, ids), use_cache=False).logits[0]
     return out
 
 

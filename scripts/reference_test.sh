@@ -67,7 +67,7 @@ for document in 1 2 3 4 5 6 7 8; do
   echo "{\"input_ids\": [$(seq -s, "$document" 7 $((20 + 9 * document)))]}"
 done > "$work/small.jsonl"
 families=(cohere2 glm glm4_biases granite mixtral qwen2_moe qwen3_moe qwen3_moe_unnormalised glm4_moe deepseek_v3)
-only_hf5=(gpt_oss mixtral_fused)  # version 4 has no other limit of the gate, and no fused experts
+only_hf5=(gpt_oss mixtral_fused qwen3_chunked)  # version 4 has no other limit of the gate, no fused experts; scripts/packed.py
 saved=() dumps=()
 for family in "${families[@]}" "${only_hf5[@]}"; do
   options=(--data.train "$work/small.jsonl" --data.seq_len 32 --train.steps 1 --schedule.warmup_steps 0 )

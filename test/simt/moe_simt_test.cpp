@@ -450,8 +450,8 @@ TEST_F(MoeCuda, these_kernels_ran) {
   const RouteCase c = {700, 8, {4, 2}};
   Inputs(c).on_cuda(cuda, DType::F32);
   Rows(c, DType::F32).on_cuda(cuda);
-  DeviceTensor counts(cuda, DType::F64, {1, 4}), probabilities(cuda, DType::F64, {4}), slope(cuda, DType::F32, {4}),
-      loss(cuda, DType::F64, {1});
+  DeviceTensor counts(cuda, HostTensor(DType::F64, {1, 4})), probabilities(cuda, HostTensor(DType::F64, {4})),
+      slope(cuda, DType::F32, {4}), loss(cuda, HostTensor(DType::F64, {1}));
   route_balance(cuda, slope, loss, counts, probabilities, 1, 1);
   const std::set<std::string> kernels = simt_launched_kernels();
   for (const char* name : {"route_choose_kernel", "route_count_kernel", "route_scan_kernel", "route_scatter_kernel",

@@ -190,7 +190,7 @@ TEST_F(ReduceCuda, these_kernels_ran) {
   DeviceTensor x(cuda, random(DType::F32, 64, "x")), y(cuda, DType::F32, {64});
   residual_add(cuda, y, x, x);
   add_parts(cuda, y, x, 1);
-  DeviceTensor z(cuda, DType::F64, {1});
+  DeviceTensor z(cuda, HostTensor(DType::F64, {1}));
   add_parts(cuda, z, z, 1);
   convert(cuda, y, x);
   sum_of_squares(random(DType::F32, 64, "x"));

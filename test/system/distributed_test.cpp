@@ -120,6 +120,7 @@ TEST_F(Distributed, windows_softcaps_norms_and_shared_kv_heads_follow_their_head
   compare("cohere2", {}, {{2, {kSp, "2"}}, {6, {kSp, "6", "--memory.recompute", "block"}}});
   compare("glm4", {}, {{3, {kSp, "3"}}});
   compare("granite_biases", {}, {{3, {kSp, "3"}}});
+  compare("qwen3_chunked", {}, {{2, {kSp, "2"}}});
   compare("llama_f16", {}, {{2, {kSp, "2"}}, {6, {kSp, "6"}}});  // 1 kv head
   compare("llama_dynamic", {}, {{2, {kSp, "2"}}});               // rotary tables by the longest document
   compare("llama_yarn", {}, {{3, {kSp, "3"}}});                  // untied, 6 kv heads

@@ -69,7 +69,7 @@ class Emulated : public testing::Test {
 
 TEST_F(Emulated, every_family_has_the_gradients_of_the_cpu) {
   for (const char* model : {"stories260k", "gemma2", "gemma3_text", "qwen2", "qwen3", "olmo2", "mistral", "phi3",
-                            "smollm3", "llama_biases", "cohere2", "glm4", "granite"}) {
+                            "smollm3", "llama_biases", "cohere2", "glm4", "granite", "qwen3_chunked"}) {
     compare(model, "fp32", kFp32);
     compare(model, "bf16", kBf16);
   }

@@ -283,6 +283,14 @@ TEST(Attention, every_token_knows_the_bounds_of_its_document) {
   EXPECT_TRUE(document_bounds(std::vector<int64_t>{0}).empty());
 }
 
+TEST(Attention, documents_are_cut_into_chunks_from_their_start) {
+  const std::vector<int64_t> documents = {0, 1, 8, 14, 17};
+  EXPECT_EQ(cut_documents(documents, 3), (std::vector<int64_t>{0, 1, 4, 7, 8, 11, 14, 17}));
+  EXPECT_EQ(cut_documents(documents, 1).size(), 18u);
+  EXPECT_EQ(cut_documents(documents, 7), documents);
+  EXPECT_EQ(cut_documents(std::vector<int64_t>{0}, 3), std::vector<int64_t>{0});
+}
+
 TEST(Attention, huge_scores_stay_finite) {
   for (const double stddev : {1e4, 1e15}) {
     Problem p({{50, 3}, 2, 1, 8, 0, 0, stddev}, DType::F32);

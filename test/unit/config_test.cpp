@@ -390,6 +390,24 @@ TEST(Config, layer_types_win_over_derivation) {
   EXPECT_EQ(ropes(parse(kGemma3_1B.v4, {{"layer_types", types}})), "000" + std::string(23, '1'));
 }
 
+TEST(Config, layers_may_attend_within_chunks) {
+  json types(std::vector<std::string>(28, "full_attention"));
+  types[3] = "chunked_attention";
+  const ModelConfig c = parse(kQwen3_06B.v4, {{"layer_types", types}, {"attention_chunk_size", 8192}});
+  for (size_t l = 0; l < 28; l++) EXPECT_EQ(c.layers[l].chunk, l == 3 ? 8192 : 0);
+  EXPECT_EQ(c.layers[3].window, 0);
+  const json saved = config_to_save(c, "bfloat16");
+  EXPECT_EQ(saved.at("layer_types"), types);
+  EXPECT_EQ(saved.at("attention_chunk_size"), 8192);
+  expect_refusal(kQwen3_06B.v4, {{"layer_types", types}, {"attention_chunk_size", 0}},
+                 {"\"attention_chunk_size\" is 0"});
+  // Where a layer's type decides about its rotary embedding, this type says nothing.
+  json of_gemma(std::vector<std::string>(26, "chunked_attention"));
+  expect_refusal(kGemma3_1B.v4, {{"layer_types", of_gemma}, {"attention_chunk_size", 64}}, {"no rotary embedding"});
+  expect_refusal(kLlama31_8B.v4, {{"layer_types", json(std::vector<std::string>(32, "chunked_attention"))}},
+                 {"ignores it"});
+}
+
 TEST(Config, the_older_name_of_silu_is_accepted) {
   EXPECT_EQ(parse(kLlama31_8B.v4, {{"hidden_act", "swish"}}).activation, Activation::SwiGlu);
 }
@@ -467,7 +485,7 @@ TEST(ConfigRefusals, keys_that_change_the_maths_are_refused_where_they_have_an_e
       {"moe_num_experts", 64, "experts", 0},
       {"q_lora_rank", 1536, "MLA", nullptr},
       {"rope_interleave", true, "halves", false},
-      {"attention_chunk_size", 8192, "chunked", nullptr},
+      {"attention_chunk_size", 8192, "no layer of layer_types is chunked_attention", nullptr},
       {"scale_emb", 12, "multipliers", 1},
       {"scale_depth", 1.4, "multipliers", 1.0},
       {"final_logit_softcap", 30.0, "final_logit_softcapping", 0},
@@ -513,9 +531,12 @@ TEST(ConfigRefusals, layer_types_other_than_attention) {
     list[3] = odd;
     return json{{"layer_types", list}};
   };
-  for (const char* odd : {"linear_attention", "conv", "chunked_attention", "mamba"}) {
-    expect_refusal(kQwen3_06B.v4, types(odd), {"layer 3 is", odd, "only full_attention and sliding_attention"});
+  for (const char* odd : {"linear_attention", "conv", "mamba"}) {
+    expect_refusal(kQwen3_06B.v4, types(odd),
+                   {"layer 3 is", odd, "only full_attention, sliding_attention and chunked_attention"});
   }
+  expect_refusal(kQwen3_06B.v4, types("chunked_attention"),
+                 {"\"attention_chunk_size\"", "layer 3", "needs its tokens"});
   expect_refusal(kQwen3_06B.v4, {{"layer_types", {"full_attention"}}}, {"list of 28"});
   expect_refusal(kQwen3_06B.v4, types("sliding_attention"), {"\"sliding_window\" is null", "use_sliding_window true"});
   expect_refusal(kMistral7B_v03.v4, {{"layer_types", std::vector<std::string>(32, "sliding_attention")}},

@@ -31,13 +31,27 @@ ModelConfig small_llama() {
   return m;
 }
 
-int64_t counted_pairs(const Batch& batch, int64_t window) {
+LayerConfig with_window(int64_t window) {
+  LayerConfig layer;
+  layer.window = window;
+  return layer;
+}
+LayerConfig with_chunk(int64_t chunk) {
+  LayerConfig layer;
+  layer.chunk = chunk;
+  return layer;
+}
+
+int64_t counted_pairs(const Batch& batch, const LayerConfig& layer) {
   int64_t pairs = 0;
-  for (int64_t i = 0; i < batch.row_len; i++) {
-    for (int64_t j = 0; j <= i; j++) {
-      const int32_t document = batch.document_ids[static_cast<size_t>(i)];
-      const bool is_same = document >= 0 && document == batch.document_ids[static_cast<size_t>(j)];
-      pairs += is_same && (window == 0 || i - j < window);
+  for (size_t s = 0; s + 1 < batch.cu_seqlens.size(); s++) {
+    const int64_t begin = batch.cu_seqlens[s], length = batch.cu_seqlens[s + 1] - begin;
+    if (batch.document_ids[static_cast<size_t>(begin)] < 0) continue;
+    for (int64_t i = 0; i < length; i++) {
+      for (int64_t j = 0; j <= i; j++) {
+        pairs +=
+            (layer.window == 0 || i - j < layer.window) && (layer.chunk == 0 || i / layer.chunk == j / layer.chunk);
+      }
     }
   }
   return pairs;
@@ -47,7 +61,9 @@ TEST(Flops, pairs_equal_the_mask_counted_one_by_one) {
   for (const auto& lengths : {std::vector<int64_t>{1}, {5}, {3, 1, 7, -2}, {-4}, {16, 16, 1, -31}}) {
     const Batch batch = batch_of(lengths);
     for (const int64_t window : {0, 1, 2, 3, 5, 7, 8, 100}) {
-      EXPECT_EQ(visible_pairs(batch, window), counted_pairs(batch, window)) << "window " << window;
+      for (const LayerConfig& layer : {with_window(window), with_chunk(window)}) {
+        EXPECT_EQ(visible_pairs(batch, layer), counted_pairs(batch, layer)) << layer.window << " " << layer.chunk;
+      }
     }
   }
 }
@@ -73,14 +89,14 @@ TEST(Flops, only_what_trains_counts) {
   EXPECT_EQ(batch_flops(tied, batch_of({512})), whole) << "a tied head multiplies like any other";
 }
 
-TEST(Flops, each_layer_has_its_window) {
+TEST(Flops, each_layer_has_its_mask) {
   ModelConfig model = small_llama();
   const Batch batch = batch_of({300, 200, -12});
-  double expected = batch_flops(model, batch) - 6 * 12.0 * 384 * visible_pairs(batch, 0);
-  const int64_t windows[] = {64, 64, 0, 64, 7, 0};
+  double expected = batch_flops(model, batch) - 6 * 12.0 * 384 * visible_pairs(batch, LayerConfig{});
+  const LayerConfig layers[] = {with_window(64), with_window(64), {}, with_chunk(64), with_chunk(7), {}};
   for (size_t l = 0; l < 6; l++) {
-    model.layers[l].window = windows[l];
-    expected += 12.0 * 384 * visible_pairs(batch, windows[l]);
+    model.layers[l] = layers[l];
+    expected += 12.0 * 384 * visible_pairs(batch, model.layers[l]);
   }
   EXPECT_EQ(batch_flops(model, batch), expected);
 }
@@ -89,7 +105,7 @@ TEST(Flops, long_documents_do_not_overflow) {
   Batch batch;
   batch.cu_seqlens = {0, int64_t{1} << 33};
   batch.document_ids = {0};
-  EXPECT_DOUBLE_EQ(visible_pairs(batch, 0), 0x1p65 + 0x1p32);
+  EXPECT_DOUBLE_EQ(visible_pairs(batch, LayerConfig{}), 0x1p65 + 0x1p32);
 }
 
 TEST(Flops, a_model_without_its_layers_is_refused) {
