@@ -245,8 +245,8 @@ tests: $(TESTS) $(DISTRIBUTED_TESTS) $(SYSTEM_TESTS) $(CUDNN_TESTS)
 
 run-tests:
 	@scripts/run_tests.sh $(TESTS) $(DISTRIBUTED_TESTS) $(SYSTEM_TESTS) $(CUDNN_TESTS)
-run-simt-tests:
-	@scripts/run_tests.sh $(SIMT_TESTS)
+run-simt-tests:                         # of one thread each
+	@TEST_JOBS=$(JOBS) scripts/run_tests.sh $(SIMT_TESTS)
 
 # Unit tests and three steps of the demo with ASan and UBSan; without CUDA and MPI, whose libraries are not ours to check.
 .PHONY: test-sanitized run-unit-tests

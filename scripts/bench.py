@@ -21,21 +21,30 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MODELS = {8192: "configs/models/bench_v8192.json", 32000: "configs/models/bench_v32000.json"}
-
-# name: vocabulary, tokens a row, rows a step, lengths of documents, steps, checkpointing of activations
+# name: model of configs/models, tokens a row, rows a step, lengths of documents, steps, checkpointing of activations
 CASES = {
-    "dense": dict(vocab=8192, seq_len=512, rows=4, lengths=(512, 512), steps=6, recompute=False),
-    "packed": dict(vocab=8192, seq_len=4096, rows=1, lengths=(200, 400), steps=4, recompute=False),
-    "memory": dict(vocab=32000, seq_len=8192, rows=1, lengths=(200, 400), steps=3, recompute=False),
-    "memory_recompute": dict(vocab=32000, seq_len=8192, rows=1, lengths=(200, 400), steps=3, recompute=True),
+    "dense": dict(model="bench_v8192", seq_len=512, rows=4, lengths=(512, 512), steps=6, recompute=False),
+    "packed": dict(model="bench_v8192", seq_len=4096, rows=1, lengths=(200, 400), steps=4, recompute=False),
+    # Qwen3-30B-A3B scaled down: 8 of 64 experts of 3/8 the width
+    "experts": dict(model="bench_qwen3_moe", seq_len=512, rows=4, lengths=(512, 512), steps=5, recompute=False),
+    "memory": dict(model="bench_v32000", seq_len=8192, rows=1, lengths=(200, 400), steps=3, recompute=False),
+    "memory_recompute": dict(model="bench_v32000", seq_len=8192, rows=1, lengths=(200, 400), steps=3, recompute=True),
 }
 WARMUP = 1  # steps that do not count
+
+
+def model_path(case: dict) -> Path:
+    return ROOT / "configs/models" / f"{case['model']}.json"
+
+
+def model_config(case: dict) -> dict:
+    return json.loads(model_path(case).read_text())
 
 
 def documents(case: dict) -> list[list[int]]:
     """Random documents that fill every row of every step exactly."""
     rng = random.Random(0)
+    vocab = model_config(case)["vocab_size"]
     docs = []
     for _ in range(case["steps"] * case["rows"]):
         left = case["seq_len"]
@@ -43,7 +52,7 @@ def documents(case: dict) -> list[list[int]]:
             n = min(left, rng.randint(*case["lengths"]))
             if 0 < left - n < 2:
                 n = left
-            docs.append([rng.randrange(case["vocab"]) for _ in range(n)])
+            docs.append([rng.randrange(vocab) for _ in range(n)])
             left -= n
     return docs
 
@@ -52,7 +61,7 @@ def run_ours(case: dict, binary: str, work: Path, data: Path, ranks: int = 0, op
     """`ranks` > 0: under mpirun, one thread a rank."""
     run = Path(tempfile.mkdtemp(dir=work))
     launcher = ["mpirun", "--bind-to", "core", "-n", str(ranks)] if ranks else []
-    command = [*launcher, binary, "--model.path", MODELS[case["vocab"]], "--model.init", "random", "--data.train", str(data),
+    command = [*launcher, binary, "--model.path", str(model_path(case)), "--model.init", "random", "--data.train", str(data),
                "--data.seq_len", str(case["seq_len"]), "--data.packing", "concat", "--data.shuffle", "false",
                "--data.cache_dir", str(run / "cache"),
                "--batch.micro_batch_size", str(case.get("micro", case["rows"])), "--batch.global_batch_size", str(case["rows"]),
@@ -99,7 +108,7 @@ def peer(name: str, data: Path) -> None:
     case = CASES[name]
     torch.set_num_threads(os.cpu_count())
     torch.manual_seed(0)
-    config = AutoConfig.from_pretrained(str(ROOT / MODELS[case["vocab"]]))
+    config = AutoConfig.from_pretrained(str(model_path(case)))
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
     model.train()
     if case["recompute"]:
@@ -148,11 +157,16 @@ def cpu_name() -> str:
 
 def flops_per_token(case: dict) -> float:
     """Model flops, forward and backward, as llama/flops.h counts them."""
-    c, heads, kv, head, ffn, layers = 384, 6, 2, 64, 1024, 6
-    matmul = layers * (c * (heads + 2 * kv) * head + heads * head * c + 3 * c * ffn)
+    m = model_config(case)
+    c, heads, kv, layers = (m[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers"))
+    head = m.get("head_dim", c // heads)
+    mlp = 3 * c * m["intermediate_size"]
+    if "num_experts" in m:
+        mlp = 3 * c * m["moe_intermediate_size"] * m["num_experts_per_tok"] + c * m["num_experts"]
+    matmul = layers * (c * (heads + 2 * kv) * head + heads * head * c + mlp)
     mean = sum(case["lengths"]) / 2
     pairs = (mean + 1) / 2  # visible to a token, on average
-    return 6 * matmul + 6 * c * case["vocab"] * (1 - 1 / mean) + 12 * layers * heads * head * pairs
+    return 6 * matmul + 6 * c * m["vocab_size"] * (1 - 1 / mean) + 12 * layers * heads * head * pairs
 
 
 def main() -> None:

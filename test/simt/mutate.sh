@@ -104,7 +104,9 @@ mutants=(
   "layers/rmsnorm_row.cuh|the norm of x, not of the sum|s/if constexpr (kAdds) x = sum_row;/;/"
   "layers/rmsnorm_row.cuh|no residual in the backward|s/residual ? to_float(rp.element\[k\]) + gradient : gradient/gradient/"
   # sums of parts, AdamW
-  "layers/reduce.cu|the last part left out|s/for (int p = 1; p < num_parts; p++)/for (int p = 1; p < num_parts - 1; p++)/"
+  "layers/reduce.cu|the last part left out|/ add_parts_kernel(/,/^}/s/for (int p = 1; p < num_parts; p++)/for (int p = 1; p < num_parts - 1; p++)/"
+  "layers/reduce.cu|fp64: the last part left out|/ add_double_parts_kernel(/,/^}/s/for (int p = 1; p < num_parts; p++)/for (int p = 1; p < num_parts - 1; p++)/"
+  "layers/reduce.cu|fp64: sum overwritten|s/sum\[i\] += added;/sum[i] = added;/"
   "layers/adamw.cu|no clipping|s/c.clip_scale \* gi\[k\]/gi[k]/"
   # linear
   "layers/linear.cu|weight gradient overwritten|s/blas_gemm(device, dw, {dy, true}, {x}, true)/blas_gemm(device, dw, {dy, true}, {x}, false)/"
@@ -149,6 +151,8 @@ mutants=(
   "layers/moe.cu|pads are counted|s/if (!is_token\[t\]) continue;/;/"
   "layers/moe.cu|the last warp's probabilities left out|s/for (int w = 0; w < kWarps; w++) total/for (int w = 0; w < kWarps - 1; w++) total/"
   "layers/moe.cu|statistics overwritten|s/  to += sum;/  to = sum;/"
+  "layers/moe.cu|the last layer is not balanced|s/l < layers; l++/l < layers - 1; l++/"
+  "layers/moe.cu|the balance loss overwritten|s/\*loss += sum;/*loss = sum;/"
   "layers/moe.cu|every token of the statistics in the first block|s/t = blockIdx.x \* num_tokens \/ gridDim.x + warp;/t = warp;/"
   # rows
   "layers/moe_rows.cu|the last copy is not made|s/i < k; i++) store_pack/i < k - 1; i++) store_pack/"
