@@ -159,8 +159,9 @@ struct MlaCase {
 
 // One element of each; v as wide as q; odd widths; whole packs of fp32, and of bf16; more packs than a block has
 // threads.
-inline constexpr MlaCase kMlaCases[] = {
-    {1, {1, 1, 2, 1}}, {7, {3, 5, 4, 9}}, {5, {4, 12, 8, 4}}, {20, {2, 16, 8, 16}}, {3, {9, 128, 64, 128}}};
+inline constexpr MlaCase kMlaCases[] = {{1, {1, 1, 2, 1}},    {7, {3, 5, 4, 9}},      {5, {4, 12, 8, 4}},
+                                        {20, {2, 16, 8, 16}}, {3, {9, 128, 64, 128}}, {6, {2, 16, 8, 12}},
+                                        {6, {2, 16, 4, 16}}};
 
 struct UlyssesCase {
   int64_t Ts;

@@ -114,6 +114,20 @@ TEST_F(AttentionRaggedCuda, gradients_are_joined) {
   }
 }
 
+TEST_F(AttentionRaggedCuda, one_tensor_out_of_line_is_enough_for_single_elements) {
+  const JoinCase c = {9, 3, 1, 16, 0};
+  const HostTensor dq = random(c, c.NH, 1), dk = random(c, c.NKV, 2), dv = random(c, c.NKV, 3);
+  DeviceTensor q(cuda, dq), k(cuda, dk), v(cuda, dv), aligned(cuda, DType::BF16, {c.T, c.NH + 2 * c.NKV, c.HD});
+  join_qkv_cuda(cuda, aligned, q, k, v);
+  for (int out_of_line = 0; out_of_line < 4; out_of_line++) {
+    const auto offset = [&](int which) { return int64_t{which == out_of_line}; };
+    DeviceTensor dqkv(cuda, DType::BF16, {c.T, c.NH + 2 * c.NKV, c.HD}, offset(0));
+    DeviceTensor q_(cuda, dq, offset(1)), k_(cuda, dk, offset(2)), v_(cuda, dv, offset(3));
+    join_qkv_cuda(cuda, dqkv, q_, k_, v_);
+    EXPECT_TRUE(dqkv.to_host().bit_equal(aligned.to_host())) << out_of_line;
+  }
+}
+
 TEST_F(AttentionRaggedCuda, these_kernels_ran) {
   Slots slots(cuda, 2);
   DeviceTensor cu(cuda, to_tensor({0, 1, 2}));

@@ -353,6 +353,13 @@ TEST_F(AttentionCudnn, documents_windows_and_shared_heads_equal_the_cpu_layer) {
   }
 }
 
+// As many slots as the workspace has room for, in memory that begins next to a boundary: not a byte is left over.
+TEST_F(AttentionCudnn, the_workspace_is_enough_for_the_most_documents) {
+  std::vector<int64_t> documents(2049, 1);
+  documents[7] = 2;
+  for (const int64_t offset : {0, 8}) expect_cpu(Inputs({documents, 1, 1, 16}, DType::BF16), offset);
+}
+
 TEST_F(AttentionCudnn, batches_of_about_a_size_share_their_plans) {
   for (const auto& documents : {std::vector<int64_t>{130, 20, 3}, {160, 13, 7}, {140, 1, 1, 1}}) {
     expect_cpu(Inputs({documents, 2, 1, 80}, DType::BF16));

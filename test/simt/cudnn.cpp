@@ -1,6 +1,6 @@
 // A double of cuDNN's attention: what a graph of the frontend says, by the plain formulas, on the emulated GPU's
 // memory. As strict as the real one where a mistake would show late: addresses come from the strides, offsets and
-// lengths that lie in device memory when the work runs; the whole workspace is overwritten with NaN; what cuDNN does
+// lengths that lie in device memory when the work runs; the whole workspace is NaN before and after; what cuDNN does
 // not promise to write is left alone; dimensions, types and masks that it would refuse, or take for something else, are
 // refused.
 #include <cudnn_frontend.h>
@@ -275,6 +275,7 @@ error_t Graph::execute(cudnnHandle_t handle, std::unordered_map<int64_t, void*>&
   enqueue(handle->stream, [call = Call{*this, pointers}, workspace, size_bytes] {
     simt_poison(workspace, size_bytes);
     call.run();
+    simt_poison(workspace, size_bytes);  // the real one writes there until it is done
     return true;
   });
   return {};

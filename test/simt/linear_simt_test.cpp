@@ -109,6 +109,22 @@ TEST_F(LinearCuda, a_bias_that_cublaslt_cannot_add_costs_no_rounding) {
   }
 }
 
+// N is a multiple of a pack, so that the pointers alone decide.
+TEST_F(LinearCuda, one_tensor_out_of_line_is_enough_for_single_elements) {
+  simt_options().blas_adds_bias = false;
+  Device other = Device::cuda(0);
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    const Inputs in({3, 2, 264}, dtype);
+    const HostTensor aligned = in.on_cuda(other).y;
+    DeviceTensor x(other, in.x), w(other, in.w);
+    for (const bool is_y : {false, true}) {
+      DeviceTensor b(other, in.b, is_y ? 0 : 1), y(other, dtype, in.y.shape(), is_y ? 1 : 0);
+      linear_forward(other, y, x, w, b);
+      EXPECT_TRUE(y.to_host().bit_equal(aligned)) << name_of(dtype) << (is_y ? " y" : " b");
+    }
+  }
+}
+
 TEST_F(LinearCuda, bits_do_not_depend_on_the_schedule) {
   for (const LinearCase& c : kBiasCases) {
     const Inputs in(c, DType::BF16);

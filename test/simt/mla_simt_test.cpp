@@ -40,13 +40,14 @@ struct Inputs {
     return out;
   }
 
-  /// `offset`: elements between a tensor and an aligned address.
-  Outputs on_cuda(Device& cuda, int64_t offset = 0) const {
+  /// `offset`: elements between a tensor and an aligned address; if `only` >= 0, for that one of the ten alone.
+  Outputs on_cuda(Device& cuda, int64_t offset = 0, int only = -1) const {
     const DType dtype = q.dtype();
-    DeviceTensor q_(cuda, q, offset), kv_(cuda, kv, offset), rope_(cuda, k_rope, offset), d_(cuda, dqkv, offset);
-    DeviceTensor qkv_(cuda, dtype, dqkv.shape(), offset), dq_(cuda, dtype, q.shape(), offset),
-        dkv_(cuda, dtype, kv.shape(), offset), dk_rope_(cuda, dtype, k_rope.shape(), offset),
-        narrow_(cuda, dtype, narrow_shape(), offset), wide_(cuda, dtype, wide_shape(), offset);
+    const auto of = [&](int i) { return only < 0 || only == i ? offset : 0; };
+    DeviceTensor q_(cuda, q, of(0)), kv_(cuda, kv, of(1)), rope_(cuda, k_rope, of(2)), d_(cuda, dqkv, of(3));
+    DeviceTensor qkv_(cuda, dtype, dqkv.shape(), of(4)), dq_(cuda, dtype, q.shape(), of(5)),
+        dkv_(cuda, dtype, kv.shape(), of(6)), dk_rope_(cuda, dtype, k_rope.shape(), of(7)),
+        narrow_(cuda, dtype, narrow_shape(), of(8)), wide_(cuda, dtype, wide_shape(), of(9));
     mla_assemble(cuda, qkv_, q_, kv_, rope_, c.shape);
     mla_assemble_backward(cuda, dq_, dkv_, dk_rope_, d_, c.shape);
     mla_narrow(cuda, narrow_, dq_.view().reshaped(wide_shape()), c.shape);
@@ -77,6 +78,20 @@ TEST_F(MlaCuda, kernels_equal_the_cpu_layer) {
         expect_elements_near(out.narrow, cpu.narrow, 0, 0, "narrow");
         expect_elements_near(out.wide, cpu.wide, 0, 0, "wide");
       }
+    }
+  }
+}
+
+TEST_F(MlaCuda, one_tensor_out_of_line_is_enough_for_single_elements) {
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    const Inputs in({3, {2, 16, 8, 16}}, dtype);
+    const Outputs aligned = in.on_cuda(cuda);
+    for (int only = 0; only < 10; only++) {
+      const Outputs out = in.on_cuda(cuda, 1, only);
+      EXPECT_TRUE(out.qkv.bit_equal(aligned.qkv) && out.dq.bit_equal(aligned.dq) && out.dkv.bit_equal(aligned.dkv) &&
+                  out.dk_rope.bit_equal(aligned.dk_rope) && out.narrow.bit_equal(aligned.narrow) &&
+                  out.wide.bit_equal(aligned.wide))
+          << name_of(dtype) << " " << only;
     }
   }
 }

@@ -265,6 +265,37 @@ mutants=(
   "layers/attention_cudnn.cu|a refused plan is used|s/  if (!found->second.forward) return {};/  ;/"
   "layers/attention_cudnn.cu|plans with as much scratch are one|s/<=>(const PlanKey\&) const = default;/<=>(const PlanKey\& o) const { return scratch_bytes() <=> o.scratch_bytes(); }/"
   "layers/attention_cudnn.cu|plans for every length|s/std::max(kMinSlotLength, power_of_two(longest))/std::max(kMinSlotLength, longest)/"
+  # latent attention
+  "layers/mla.cu|q is not turned|s/head \* w.head_dim + (c < w.rope ? w.nope + c : c - w.rope)/head * w.head_dim + c/"
+  "layers/mla.cu|dq is not turned back|s/head \* w.head_dim + (c < w.nope ? w.rope + c : c - w.nope)/head * w.head_dim + c/"
+  "layers/mla.cu|k_rope of the first token|s/k_rope + t \* w.rope \* kWidth/k_rope + 0 * t * w.rope * kWidth/"
+  "layers/mla.cu|v is not padded|s/} else if (c < w.v) {/} else {/"
+  "layers/mla.cu|v taken from k|s/head \* kv_width + w.nope + c)/head * kv_width + c)/"
+  "layers/mla.cu|the last head not added|s/head < w.heads; head++/head < w.heads - 1; head++/"
+  "layers/mla.cu|packs beyond the first of a thread left|/mla_assemble_kernel(T/,/^}/s/i < 3 \* row; i += blockDim.x/i < 3 * row; i += 3 * row/"
+  "layers/mla.cu|guard of the resize off by one|s/if (i >= num_packs) return;/if (i > num_packs) return;/"
+  "layers/mla.cu|no zeros beyond the width|s/if (c < from_width) pack/if (c <= from_width) pack/"
+  "layers/mla.cu|tails of v taken for packs|s/ \&\& is_packable<T>(s.v, {});/;/"
+  "layers/mla.cu|tails of the rotated part taken for packs|s/is_packable<T>(s.rope, {}) \&\& //"
+  "layers/mla.cu|alignment of kv not asked|s/{qkv.data, q.data, kv.data, k_rope.data}/{qkv.data, q.data, k_rope.data}/"
+  "layers/mla.cu|alignment of dk_rope not asked|s/{dq.data, dkv.data, dk_rope.data, dqkv.data}/{dq.data, dkv.data, dqkv.data}/"
+  # without kernels: what cuBLASLt is told; streams
+  "layers/core/blas.cu|every product adds|s/beta = accumulate ? 1 : 0;/beta = 1;/"
+  "layers/core/blas.cu|the bias of the first call|s/if (bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.data);/;/"
+  "layers/core/blas.cu|the transposition of the other operand|s/CUBLASLT_MATMUL_DESC_TRANSA, p.b_transposed/CUBLASLT_MATMUL_DESC_TRANSA, p.a_transposed/"
+  "layers/core/blas.cu|parts of a sum rounded to bf16|/CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK/d"
+  "layers/core/blas.cu|the alignment of the other operand|s/MIN_ALIGNMENT_A_BYTES, p.b_alignment/MIN_ALIGNMENT_A_BYTES, p.a_alignment/"
+  "layers/core/blas.cu|any alignment of the result|s/alignment_of(d.data),/256,/"
+  "layers/core/blas.cu|any alignment of the bias|s/alignment_of(bias.data)}/256}/"
+  "layers/core/blas.cu|plans know sizes only|s/  auto operator<=>(const Problem\&) const = default;/  auto operator<=>(const Problem\& o) const { return std::tie(M, N, K, in) <=> std::tie(o.M, o.N, o.K, o.in); }/"
+  "layers/core/blas.cu|a product of nothing is left undefined|s/if (!accumulate) device.fill_zero(d.data, d.size_bytes());/;/"
+  "layers/core/device.cu|a half is written while copies read it|/cudaEventSynchronize(is_free_/d"
+  "layers/core/device.cu|the source of an upload stands still|s/from += part, size_bytes/size_bytes/"
+  "layers/core/device.cu|copies to the host are not waited for|/^void cuda_copy(/,/^}/{/cudaStreamSynchronize/d}"
+  "layers/core/host_buffer.cu|a copy does not wait for the computation|/cudaStreamWaitEvent(c.stream/d"
+  "layers/core/host_buffer.cu|the computation does not wait for a copy|/cudaStreamWaitEvent(c.compute/d"
+  "layers/core/host_buffer.cu|done before the copy is|s/cudaEventRecord(c.is_done\[static_cast<size_t>(slot)\], c.stream)/cudaEventRecord(c.is_done[static_cast<size_t>(slot)], c.compute)/"
+  "layers/core/host_buffer.cu|every slot is the first|s/c.compute, c.is_done\[static_cast<size_t>(slot)\]/c.compute, c.is_done[0]/"
 )
 
 # The tests of the kernels, cheapest build first; BUILDS=plain for a first look.
@@ -275,13 +306,15 @@ git ls-files -z | xargs -0 cp -p --parents -t "$scratch"
 mkdir -p "$scratch/build"
 [ -d build/simt ] && cp -a build/simt "$scratch/build/"
 
-# BUILD FILE: the test of the kernels in that file; of what kernels share, RMSNorm's.
+# BUILD FILE: the test of that file; of what kernels share, RMSNorm's.
 program() {
   case "$2" in
     layers/column_sums.cu) echo "build/simt/$1/linear_simt_test" ;;
     layers/moe_rows.cu) echo "build/simt/$1/moe_simt_test" ;;
     layers/core/tile.cuh) echo "build/simt/$1/grouped_linear_simt_test" ;;
     layers/attention_cudnn.cu | layers/attention_tile.cuh) echo "build/simt/$1/attention_simt_test" ;;
+    layers/core/blas.cu) echo "build/simt/$1/linear_simt_test" ;;
+    layers/core/device.cu | layers/core/host_buffer.cu) echo "build/simt/$1/device_simt_test" ;;
     layers/core/* | *.cuh) echo "build/simt/$1/rmsnorm_simt_test" ;;
     *) echo "build/simt/$1/$(basename "$2" .cu)_simt_test" ;;
   esac
