@@ -49,6 +49,7 @@ DataOptions data_options(const RunConfig& run, const ModelConfig& model, const M
   o.format = run.data.format, o.seq_len = run.data.seq_len, o.packing = run.data.packing;
   o.long_documents = run.data.long_documents, o.shuffle = run.data.shuffle && !is_eval, o.seed = run.data.seed;
   o.cache_dir = run.data.cache_dir, o.vocab_size = model.vocab_size;
+  o.image_tokens = model.image_tokens;
   o.pad_token = static_cast<int32_t>(std::max<int64_t>(model.pad_token_id, 0));
   o.row_alignment = mesh.sp;
   o.is_eval = is_eval;

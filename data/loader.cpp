@@ -48,7 +48,7 @@ void Loader::open_sources() {
     SourceSummary found{source.path, source.weight};
     const int64_t first = first_document_.back();
     for (const TokenPath& path : find_token_files(source.path, options_.format)) {
-      const TokenFile& file = files_.emplace_back(path, options_.vocab_size, cache_, progress_);
+      const TokenFile& file = files_.emplace_back(path, options_.vocab_size, cache_, progress_, options_.image_tokens);
       first_document_.push_back(first_document_.back() + file.num_documents());
       found.num_files++;
       found.size_bytes += file.size_bytes();

@@ -29,6 +29,7 @@ struct DataOptions {
   uint64_t seed = 42;
   std::string cache_dir;  ///< of indexes; empty = the user's cache directory
   int64_t vocab_size = 0;
+  std::vector<int64_t> image_tokens;  ///< ids that no document may hold
   int32_t pad_token = 0;
   int64_t row_alignment = 1;  ///< a row is padded to a multiple of this
   bool is_eval = false;       ///< one epoch, not shuffled

@@ -153,10 +153,12 @@ std::vector<TokenPath> find_token_files(const std::string& pattern, const std::s
   return files;
 }
 
-TokenFile::TokenFile(const TokenPath& path, int64_t vocab_size, IndexCache& cache, const DataProgress& progress)
+TokenFile::TokenFile(const TokenPath& path, int64_t vocab_size, IndexCache& cache, const DataProgress& progress,
+                     std::vector<int64_t> image_tokens)
     : format_(path.format),
       file_(path.data),
       vocab_size_(vocab_size),
+      image_tokens_(std::move(image_tokens)),
       index_(open_index(path, file_, cache, progress)) {
   CHECK(num_documents() > 0, "{}: holds no documents{}", file_.path().string(),
         stats().num_empty_documents > 0
@@ -203,7 +205,7 @@ void TokenFile::read_json(int64_t document, int64_t begin, int64_t count, int32_
     const size_t at = static_cast<size_t>(begin + i);
     tokens[i] = parsed.input_ids[at];
     labels[i] = parsed.has_labels ? parsed.labels[at] : tokens[i];
-    if (tokens[i] >= vocab_size_) bad_token(document, begin + i, "token", tokens[i]);
+    check_token(document, begin + i, tokens[i]);
     if (labels[i] >= vocab_size_) bad_token(document, begin + i, "the label of token", labels[i]);
   }
 }
@@ -230,9 +232,17 @@ void TokenFile::read_binary(int64_t document, int64_t begin, int64_t count, int3
   read_binary_tokens(file_, index_[document].offset, stats().encoding, begin, count, scratch.bytes, scratch.ids.data());
   for (int64_t i = 0; i < count; i++) {
     const int64_t id = scratch.ids[static_cast<size_t>(i)];
-    if (id < 0 || id >= vocab_size_) bad_token(document, begin + i, "token", id);
+    check_token(document, begin + i, id);
     labels[i] = tokens[i] = static_cast<int32_t>(id);
   }
+}
+
+void TokenFile::check_token(int64_t document, int64_t position, int64_t id) const {
+  if (id < 0 || id >= vocab_size_) bad_token(document, position, "token", id);
+  CHECK(std::find(image_tokens_.begin(), image_tokens_.end(), id) == image_tokens_.end(),
+        "{}: token {} is {}, in whose place this model has features of an image or video; only its text is trained "
+        "here: leave out the documents that have it",
+        where(document), position, id);
 }
 
 void TokenFile::bad_token(int64_t document, int64_t position, const char* what, int64_t id) const {

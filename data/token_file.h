@@ -36,8 +36,10 @@ struct TokenScratch {
 
 class TokenFile {
  public:
-  /// Opens, indexes (or finds the index in `cache`) and checks. Token ids must be below `vocab_size`.
-  TokenFile(const TokenPath& path, int64_t vocab_size, IndexCache& cache, const DataProgress& progress);
+  /// Opens, indexes (or finds the index in `cache`) and checks. Token ids must be below `vocab_size`. To read one of
+  /// `image_tokens` is an Error: it stands for an image, which no file of tokens holds.
+  TokenFile(const TokenPath& path, int64_t vocab_size, IndexCache& cache, const DataProgress& progress,
+            std::vector<int64_t> image_tokens = {});
 
   const std::filesystem::path& path() const { return file_.path(); }
   int64_t size_bytes() const { return file_.size_bytes(); }
@@ -56,6 +58,7 @@ class TokenFile {
 
  private:
   void check_tokens() const;
+  void check_token(int64_t document, int64_t position, int64_t id) const;
   [[noreturn]] void bad_token(int64_t document, int64_t position, const char* what, int64_t id) const;
   void read_json(int64_t document, int64_t begin, int64_t count, int32_t* tokens, int32_t* labels,
                  TokenScratch& scratch) const;
@@ -66,5 +69,6 @@ class TokenFile {
   TokenFormat format_;
   InputFile file_;
   int64_t vocab_size_;
+  std::vector<int64_t> image_tokens_;
   DocumentIndex index_;
 };

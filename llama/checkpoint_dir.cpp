@@ -21,14 +21,23 @@ constexpr int64_t kStateFormat = 1;
 
 // Patterns of CompanionFiles, in the model directory and in additional_chat_templates/.
 constexpr const char* kCompanionPatterns[] = {
-    "tokenizer*.json",   "special_tokens_map.json",
-    "added_tokens.json", "vocab.json",
-    "vocab.txt",         "merges.txt",
-    "*.model",           "*.tiktoken",
-    "tekken.json",       "generation_config.json",
-    "*.jinja",           "chat_template*.json",
-    "LICENSE*",          "USE_POLICY.md",
-    "NOTICE*",           "*.py",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "tekken.json",
+    "generation_config.json",
+    "*.jinja",
+    "chat_template*.json",
+    "LICENSE*",
+    "USE_POLICY.md",
+    "NOTICE*",
+    "*.py",
+    "*processor_config.json",
 };
 
 std::string step_name(int64_t step) {

@@ -157,7 +157,7 @@ const Family& read_family(const ConfigReader& reader) {
   const std::string model_type = reader.text("model_type", "");
   if (const Family* family = find_family(model_type)) return *family;
   std::string reason = refusal_of(model_type);
-  if (reason.empty() && (reader.has("text_config") || reader.has("vision_config"))) reason = refusal_of("gemma3");
+  if (reason.empty() && (reader.has("text_config") || reader.has("vision_config"))) reason = refusal_of("llava");
   if (reason.empty()) reason = "it is not one of the families that are supported";
   reader.refuse("model_type", "{}. Supported: {}", reason, supported_families());
 }
@@ -171,10 +171,37 @@ void check_architecture(const ConfigReader& reader, const Family& family) {
     std::string lower = name.get<std::string>();
     std::transform(lower.begin(), lower.end(), lower.begin(),
                    [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    if (lower.ends_with("forcausallm")) return;
+    if (lower.ends_with(family.vision ? "forconditionalgeneration" : "forcausallm")) return;
   }
   reader.refuse("architectures", "only causal language models are supported, for this model_type {}",
                 family.architecture);
+}
+
+/// What describes the text model: `text_config` of a vision-language model, or the top level.
+ConfigReader text_reader(const ConfigReader& top, const Family& family) {
+  if (!family.vision) return top;
+  const char* key = "text_config";
+  if (!top.has(key)) {
+    if (!family.vision->may_be_flat) top.refuse(key, "this model_type needs it: the sizes of its text part are there");
+    return top;
+  }
+  const json& text = *top.find(key);
+  if (!text.is_object()) top.refuse(key, "expected an object");
+  ConfigReader reader(text, top.where(), key);
+  const char* type = family.vision->text_type;
+  if (reader.text("model_type", type) != type) {
+    reader.refuse("model_type", "the text part of a {} is a {}", family.model_type, type);
+  }
+  return reader;
+}
+
+/// Keys that a vision-language model has at its top level, whatever text_config says.
+void read_vision(ModelConfig& c, const ConfigReader& top, const VisionRules& vision) {
+  check_quantization(top);
+  c.has_vision = true;
+  c.names = vision.names;
+  c.image_tokens = {top.integer(vision.image_token_key, vision.image_token, 0, kMaxVocab)};
+  if (vision.video_token) c.image_tokens.push_back(top.integer("video_token_id", *vision.video_token, 0, kMaxVocab));
 }
 
 // ---- sizes, norms, head
@@ -253,8 +280,10 @@ void read_activation(ModelConfig& c, const ConfigReader& reader, const Family& f
   reader.refuse(key, "only \"{}\" is supported for {}", legal, family.model_type);
 }
 
-void read_head(ModelConfig& c, const ConfigReader& reader, const Family& family) {
-  c.tie_word_embeddings = reader.boolean("tie_word_embeddings", family.defaults.tie_word_embeddings);
+/// transformers 5 reads `tie_word_embeddings` of a vision-language model at the top level, and 4 in text_config.
+void read_head(ModelConfig& c, const ConfigReader& top, const ConfigReader& reader, const Family& family) {
+  const char* tie = "tie_word_embeddings";
+  c.tie_word_embeddings = (top.find(tie) ? top : reader).boolean(tie, family.defaults.tie_word_embeddings);
   c.pad_token_id = read_pad_token(reader, family, c.vocab_size);
   c.initializer_range = reader.number("initializer_range", 0.02, 0, 1);
   c.norm_eps = reader.number(family.norm_eps_key, family.defaults.norm_eps, 0, 1);
@@ -329,8 +358,9 @@ std::vector<bool> derive_sliding(const ConfigReader& reader, const Family& famil
   std::vector<bool> sliding(c.layers.size(), false);
   int64_t period = family.window_period;
   if (family.has_window_period_key) period = reader.integer("sliding_window_pattern", period, 1, kMaxLayers);
-  const int64_t late =
-      family.windows == WindowRule::LateLayers ? reader.integer("max_window_layers", 28, 0, kMaxPositions) : 0;
+  const int64_t late = family.windows == WindowRule::LateLayers
+                           ? reader.integer("max_window_layers", family.max_window_layers, 0, kMaxPositions)
+                           : 0;
   for (size_t l = 0; l < sliding.size(); l++) {
     const int64_t layer = static_cast<int64_t>(l);
     switch (family.windows) {
@@ -449,9 +479,10 @@ void read_layers(ModelConfig& c, const ConfigReader& reader, const Family& famil
 }  // namespace
 
 ModelConfig parse_model_config(const json& hf, const std::string& where) {
-  const ConfigReader reader(hf, where);
-  const Family& family = read_family(reader);
-  check_architecture(reader, family);
+  const ConfigReader top(hf, where);
+  const Family& family = read_family(top);
+  check_architecture(top, family);
+  const ConfigReader reader = text_reader(top, family);
   refuse_dangerous_keys(reader, family);
 
   ModelConfig c;
@@ -466,7 +497,8 @@ ModelConfig parse_model_config(const json& hf, const std::string& where) {
   c.fused_qkv_on_disk = family.fused_qkv_on_disk;
   c.fused_gate_up_on_disk = family.fused_gate_up_on_disk;
   read_sizes(c, reader, family.defaults);
-  read_head(c, reader, family);
+  read_head(c, top, reader, family);
+  if (family.vision) read_vision(c, top, *family.vision);
   read_activation(c, reader, family);
   read_attention(c, reader, family);
   read_layers(c, reader, family);
@@ -501,7 +533,51 @@ bool has_safetensors(const std::filesystem::path& path) {
   return false;
 }
 
+/// What the names of the tensors say of a vision-language model: where its decoder is, and what else there is.
+void find_vision(ModelConfig& c, const VisionRules& vision, const SafetensorsDirectory& directory) {
+  for (const char* prefix : {"language_model.model.", "model.language_model.", "model."}) {
+    if (!directory.contains(std::string(prefix) + "norm.weight")) continue;
+    c.names.prefix = prefix;
+    break;
+  }
+  for (const char* head : {"language_model.lm_head.weight", "lm_head.weight"}) {
+    if (directory.contains(head)) c.names.lm_head = head;
+  }
+  for (const std::string& name : directory.names()) {
+    if (name.starts_with(c.names.prefix) || name == c.names.lm_head) continue;
+    const TensorInfo& info = directory.info(name);
+    const std::string file = directory.file_of(name).string();
+    CHECK(info.dtype, "{}: {} is {}, which cannot be kept", file, name, info.dtype_name);
+    c.vision_tensors.push_back({name, *info.dtype, info.shape});
+  }
+  CHECK(!c.vision_tensors.empty(),
+        "{}: its config.json is a {}, but it holds tensors of text only; write a config.json of model_type {} with the "
+        "keys of text_config",
+        directory.file_of(directory.names().front()).parent_path().string(), c.model_type, vision.text_family);
+}
+
+/// What no config.json says, but the tensors of the checkpoint.
+void look_at_tensors(ModelConfig& c, const Family& family, const SafetensorsDirectory& directory) {
+  if (family.vision) find_vision(c, *family.vision, directory);
+  if (!c.moe) return;
+  if (!family.moe->is_fused) {
+    c.moe.is_fused_on_disk = has_fused_experts(directory);
+    return;
+  }
+  // (E, C, 2F) as published; (E, 2F, C) where transformers 5 has saved it
+  const auto layer = std::find_if(c.layers.begin(), c.layers.end(), [](const LayerConfig& l) { return l.is_moe; });
+  const std::string name =
+      fmt::format("{}layers.{}.mlp.experts.gate_up_proj", c.names.prefix, layer - c.layers.begin());
+  const std::vector<int64_t> out_in = {c.moe.router.num_experts, 2 * c.moe.intermediate_size, c.hidden_size};
+  if (directory.contains(name) && directory.info(name).shape == out_in) c.moe.layout = WeightLayout::OutIn;
+}
+
 }  // namespace
+
+nlohmann::json& text_part(nlohmann::json& hf) {
+  const auto text = hf.find("text_config");
+  return text != hf.end() && text->is_object() ? *text : hf;
+}
 
 ModelConfig load_model_config(const std::filesystem::path& path) {
   std::error_code error;
@@ -510,7 +586,8 @@ ModelConfig load_model_config(const std::filesystem::path& path) {
         "{}: there is no such file; model.path must be a Hugging Face checkpoint directory or its config.json",
         file.string());
   ModelConfig config = parse_model_config(parse_json(read_file(file, kMaxFileBytes), file.string()), file.string());
-  if (config.moe && config.moe.layout == WeightLayout::OutIn && has_safetensors(path))
-    config.moe.is_fused_on_disk = has_fused_experts(SafetensorsDirectory(path));
+  const Family& family = *find_family(config.model_type);
+  const bool may_differ = config.has_vision || (config.moe && !family.moe->is_gpt_oss);
+  if (may_differ && has_safetensors(path)) look_at_tensors(config, family, SafetensorsDirectory(path));
   return config;
 }

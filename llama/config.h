@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "data/safetensors.h"
 #include "layers/gated_act.h"
 #include "layers/grouped_linear.h"
 #include "layers/moe.h"
@@ -32,6 +33,9 @@ struct RopeConfig {
   bool truncate = true;                              // yarn
   std::optional<double> attention_factor = std::nullopt, mscale = std::nullopt, mscale_all_dim = std::nullopt;
   std::vector<double> short_factor = {}, long_factor = {};  // longrope, (r/2) each
+  /// `mrope_section`, `mrope_interleaved`: which of the three positions in an image each pair rotates by. A token of
+  /// text has one position thrice, so that they change nothing; they are carried along.
+  nlohmann::json mrope = nlohmann::json::object();
 
   /// Whether inv_freq depends on the longest document of the batch (dynamic, longrope).
   bool depends_on_length() const { return type == "dynamic" || type == "longrope"; }
@@ -92,6 +96,13 @@ struct MlaConfig {
   explicit operator bool() const { return kv_lora_rank > 0; }
 };
 
+/// Where a checkpoint has its decoder. A vision-language model has it below a prefix of its own, or several, by age.
+struct DecoderNames {
+  std::string prefix = "model.";           ///< of embed_tokens, layers and norm
+  std::string lm_head = "lm_head.weight";  ///< the whole name
+  std::string embedding() const { return prefix + "embed_tokens.weight"; }
+};
+
 struct ModelConfig {
   std::string model_type;    ///< "llama", for messages and for saving
   std::string architecture;  ///< "LlamaForCausalLM"
@@ -138,6 +149,12 @@ struct ModelConfig {
   // On disk
   bool has_mtp_on_disk = false;  ///< tensors of layers beyond num_layers, which predict further tokens, are left out
   bool fused_qkv_on_disk = false, fused_gate_up_on_disk = false;  ///< Phi-3; GLM the second only
+  DecoderNames names;
+
+  // Of a vision-language model, whose text part is what is trained
+  bool has_vision = false;
+  std::vector<TensorToWrite> vision_tensors;  ///< all tensors but the decoder's; known where there is a checkpoint
+  std::vector<int64_t> image_tokens;          ///< ids in whose place stand features of images and videos
 
   nlohmann::json hf;  ///< config.json as read: whatever is not a knob is carried into the saved one
 
@@ -152,6 +169,9 @@ struct ModelConfig {
 ModelConfig load_model_config(const std::filesystem::path& path);
 /// The same from a parsed config.json; `where` is for messages.
 ModelConfig parse_model_config(const nlohmann::json& hf, const std::string& where);
+
+/// The part of a config.json that describes the text model: its `text_config`, or all of it.
+nlohmann::json& text_part(nlohmann::json& hf);
 
 /// What config.json says in a saved checkpoint: opens with equal logits in transformers 4.57 and 5.24 (both RoPE
 /// layouts, both dtype keys, floats as floats). `torch_dtype` is "float32" or "bfloat16".

@@ -102,6 +102,7 @@ void read_moe(ModelConfig& c, const ConfigReader& reader, const Family& family) 
     reader.refuse("output_router_logits", "{} has no load-balancing loss, and transformers ignores it; set it to false",
                   family.model_type);
   }
+  if (rules.is_fused) moe.is_fused_on_disk = true, moe.layout = WeightLayout::InOut;
   if (rules.is_gpt_oss) {
     moe.has_biases = true;
     moe.gate = {GateKind::Clamped, reader.number("swiglu_alpha", 1.702, 0, kMaxFactor, true),

@@ -29,6 +29,7 @@ std::string read_type(const ConfigReader& dict, const Family& family) {
   }
   const bool is_phi3 = family.rope_scaling_keys == RopeScalingKeys::TypeAndLists;
   if (is_phi3 && (type == "su" || type == "yarn")) type = "longrope";
+  if (family.vision && !family.vision->mrope_section.empty() && type == "mrope") type = "default";
   if (std::find(family.rope_types.begin(), family.rope_types.end(), type) == family.rope_types.end()) {
     dict.refuse(key, "not a rotary embedding that is supported for {}: {}", family.model_type,
                 listed(family.rope_types));
@@ -125,6 +126,17 @@ int64_t read_rotary_dim(const ConfigReader& top, const ConfigReader& dict, const
   return r;
 }
 
+/// Where mrope_section is absent, transformers 5 has a default, and 4 needs it.
+nlohmann::json read_mrope(const ConfigReader& dict, const VisionRules& vision) {
+  nlohmann::json mrope = nlohmann::json::object();
+  if (vision.mrope_section.empty()) return mrope;
+  mrope["mrope_section"] = vision.mrope_section;
+  for (const char* key : {"mrope_section", "mrope_interleaved"}) {
+    if (dict.has(key)) mrope[key] = *dict.find(key);
+  }
+  return mrope;
+}
+
 RopeConfig read_rope(const ConfigReader& top, const ConfigReader& dict, const Family& family,
                      const ModelConfig& config) {
   RopeConfig rope;
@@ -139,6 +151,7 @@ RopeConfig read_rope(const ConfigReader& top, const ConfigReader& dict, const Fa
   } else {
     read_scaling(rope, top, dict, family);
   }
+  if (family.vision) rope.mrope = read_mrope(dict, *family.vision);
   rope.rotary_dim = config.mla ? config.mla.rope : read_rotary_dim(top, dict, family, rope, config.head_dim);
   if (config.mla && !top.boolean("rope_interleave", true)) rope.pairing = RopePairing::HalfSplit;
   if (rope.type == "longrope") {

@@ -21,10 +21,15 @@ double resolved_factor(const RopeConfig& rope) {
                               static_cast<double>(rope.original_max_position_embeddings));
 }
 
+json with_mrope(json keys, const RopeConfig& rope) {
+  keys.update(rope.mrope);
+  return keys;
+}
+
 /// The keys of `rope_scaling`; null for the plain rotary embedding. The attention factor of longrope is spelled out,
 /// because the versions derive it from different keys.
 json rope_scaling(const RopeConfig& rope) {
-  if (rope.type == "default") return nullptr;
+  if (rope.type == "default") return rope.mrope.empty() ? json(nullptr) : with_mrope({{"rope_type", "default"}}, rope);
   json s = {{"rope_type", rope.type}, {"factor", resolved_factor(rope)}};
   if (rope.original_max_position_embeddings)
     s["original_max_position_embeddings"] = rope.original_max_position_embeddings;
@@ -43,12 +48,12 @@ json rope_scaling(const RopeConfig& rope) {
     s["short_factor"] = rope.short_factor;
     s["long_factor"] = rope.long_factor;
   }
-  return s;
+  return with_mrope(std::move(s), rope);
 }
 
 /// The dict of transformers 5: the same keys with the type and theta inside.
 json rope_parameters(const RopeConfig& rope) {
-  json p = rope.type == "default" ? json{{"rope_type", "default"}} : rope_scaling(rope);
+  json p = rope.type == "default" ? with_mrope({{"rope_type", "default"}}, rope) : rope_scaling(rope);
   p["rope_theta"] = rope.theta;
   return p;
 }
@@ -63,10 +68,10 @@ double partial_rotary_factor(int64_t rotary_dim, int64_t head_dim) {
 
 /// What transformers 4 reads; for some families it refuses all but a few keys.
 json rope_scaling_of_v4(const RopeConfig& rope, RopeScalingKeys keys) {
-  if (rope.type == "default") return nullptr;
+  if (rope.type == "default" || keys == RopeScalingKeys::Any) return rope_scaling(rope);
   switch (keys) {
     case RopeScalingKeys::Any:
-      return rope_scaling(rope);
+      break;
     case RopeScalingKeys::TypeAndFactor:
       return {{"type", rope.type}, {"factor", resolved_factor(rope)}};
     case RopeScalingKeys::TypeAndLists:
@@ -176,10 +181,16 @@ json config_to_save(const ModelConfig& config, const std::string& torch_dtype) {
   out["architectures"] = {config.architecture};
   out["torch_dtype"] = out["dtype"] = torch_dtype;
   out.erase("quantization_config");  // weights are saved as they were trained
-  save_sizes(out, config);
-  save_maths(out, config, *family);
-  save_layers(out, config, *family);
-  save_moe(out, config, *family);
-  save_ropes(out, config, *family);
+  if (config.has_vision && config.hf.empty()) out["text_config"] = json::object();
+  json& text = text_part(out);
+  save_sizes(text, config);
+  save_maths(text, config, *family);
+  save_layers(text, config, *family);
+  save_moe(text, config, *family);
+  save_ropes(text, config, *family);
+  out["tie_word_embeddings"] = config.tie_word_embeddings;
+  for (const char* key : {"torch_dtype", "dtype"}) {
+    if (text.contains(key)) text[key] = torch_dtype;
+  }
   return out;
 }

@@ -8,8 +8,8 @@ namespace {
 
 constexpr int64_t k128k = 131072;
 
-const std::vector<Family>& families() {
-  static const std::vector<Family> table = {
+std::vector<Family> text_families() {
+  return {
       {.model_type = "llama",
        .architecture = "LlamaForCausalLM",
        .defaults = {.vocab_size = 32000,
@@ -413,6 +413,15 @@ const std::vector<Family>& families() {
        .has_mlp_bias_key = true,
        .has_multipliers = true},
   };
+}
+
+const std::vector<Family>& families() {
+  static const std::vector<Family> table = [] {
+    std::vector<Family> rows = text_families();
+    const std::vector<Family> vision = vision_language_families(rows);
+    rows.insert(rows.end(), vision.begin(), vision.end());
+    return rows;
+  }();
   return table;
 }
 
@@ -452,13 +461,13 @@ constexpr std::array<std::string_view, 34> kRecurrent = {"bailing_hybrid",
                                                          "zamba2",
                                                          "zaya"};
 
-// Text models inside a model of images, sound or video.
-constexpr std::array<std::string_view, 30> kMultimodal = {
-    "aria",         "aya_vision", "gemma3",      "gemma3n",         "gemma4",   "glm4v",
-    "glm4v_moe",    "idefics2",   "idefics3",    "internvl",        "janus",    "kimi_vl",
-    "llama4",       "llava",      "llava_next",  "llava_onevision", "mistral3", "mllama",
-    "moshi",        "paligemma",  "phi3_v",      "phi4_multimodal", "phi4mm",   "pixtral",
-    "qwen2_5_omni", "qwen2_5_vl", "qwen2_audio", "qwen2_vl",        "qwen3_vl", "smolvlm"};
+// Text models inside a model of images, sound or video, of which no text part is known here.
+constexpr std::array<std::string_view, 26> kMultimodal = {
+    "aria",        "aya_vision", "gemma3n",         "gemma4",   "glm4v",   "glm4v_moe",
+    "idefics2",    "idefics3",   "internvl",        "janus",    "kimi_vl", "llama4",
+    "llava",       "llava_next", "llava_onevision", "mistral3", "mllama",  "moshi",
+    "paligemma",   "phi3_v",     "phi4_multimodal", "phi4mm",   "pixtral", "qwen2_5_omni",
+    "qwen2_audio", "smolvlm"};
 
 template <size_t N>
 bool contains(const std::array<std::string_view, N>& list, std::string_view name) {
@@ -485,8 +494,8 @@ std::string refusal_of(std::string_view model_type) {
            "this trainer knows attention only, which is what it can split over documents and sequence shards";
   }
   if (contains(kMultimodal, model_type)) {
-    return "it takes images, sound or video; use a text-only checkpoint of the family (for gemma3: one whose "
-           "model_type is gemma3_text)";
+    return "it takes images, sound or video, and only some such models are known here; use a text-only checkpoint of "
+           "the family";
   }
   return "";
 }

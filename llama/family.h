@@ -75,7 +75,20 @@ struct MoeRules {
   int64_t shared_width = 0;      ///< Gated: the default
   bool has_balance_loss = true;  ///< `output_router_logits`, `router_aux_loss_coef`
   bool is_gpt_oss = false;       ///< biases, clamped gate, weights (in, out) of all experts in one tensor
+  bool is_fused = false;         ///< all experts in one tensor, (in, out) or (out, in): its shape says
   MoeNames names = {};
+};
+
+/// A vision-language model: its row says what the text part is, this what is around it.
+struct VisionRules {
+  const char* text_family;   ///< the text-only family with the same decoder
+  const char* text_type;     ///< `model_type` in text_config
+  bool may_be_flat = false;  ///< the keys of text_config may stand at the top level (transformers before 4.52)
+  std::vector<int64_t> mrope_section;  ///< default of the key; empty = positions are plain numbers
+  const char* image_token_key;         ///< a token in whose place stand features of an image
+  int64_t image_token;                 ///< default
+  std::optional<int64_t> video_token;  ///< default of `video_token_id`; none = no such key
+  DecoderNames names;                  ///< where there is no checkpoint to look at
 };
 
 struct Family {
@@ -95,6 +108,7 @@ struct Family {
   WindowRule windows = WindowRule::Never;
   bool has_use_sliding_window_key = false;  ///< `sliding_window` counts only where `use_sliding_window` is true
   int64_t window_period = 0;                ///< PeriodicPattern: the default
+  int64_t max_window_layers = 28;           ///< LateLayers: the default
   bool has_window_period_key = false;       ///< PeriodicPattern: `sliding_window_pattern` overrides it
 
   std::vector<std::string_view> rope_types = {"default", "linear", "dynamic", "llama3", "yarn", "longrope"};
@@ -118,9 +132,13 @@ struct Family {
   bool has_mtp = false;                                  ///< checkpoints hold layers that predict further tokens
   std::optional<RopeConfig> scaled_rope = std::nullopt;  ///< where config.json has no scaling of its own
   std::optional<MoeRules> moe = std::nullopt;
+  std::optional<VisionRules> vision = std::nullopt;
 };
 
 inline constexpr int64_t kGemmaQueryScalar = 256;  ///< default of `query_pre_attn_scalar`
+
+/// Rows of vision-language models, made from those of their text families.
+std::vector<Family> vision_language_families(const std::vector<Family>& text_families);
 
 /// The row of `model_type`, or null.
 const Family* find_family(std::string_view model_type);

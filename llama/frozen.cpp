@@ -7,13 +7,13 @@
 namespace {
 
 std::string select_bias_name(size_t layer, const ModelConfig& config) {
-  return fmt::format("model.layers.{}.{}.e_score_correction_bias", layer, config.moe.names.router);
+  return fmt::format("{}layers.{}.{}.e_score_correction_bias", config.names.prefix, layer, config.moe.names.router);
 }
 
 }  // namespace
 
 std::vector<TensorToWrite> frozen_tensors(const ModelConfig& config) {
-  std::vector<TensorToWrite> tensors;
+  std::vector<TensorToWrite> tensors = config.vision_tensors;
   for (size_t l = 0; config.moe.has_select_bias && l < config.layers.size(); l++) {
     if (!config.layers[l].is_moe) continue;
     tensors.push_back({select_bias_name(l, config), DType::F32, {config.moe.router.num_experts}});

@@ -1,5 +1,5 @@
 // The list of parameters of a model, from its knobs. Names on disk: transformers' (model.layers.N.self_attn.q_proj
-// ...).
+// ...), below the prefix that the checkpoint has.
 #include "llama/params.h"
 
 #include <cstdlib>
@@ -19,7 +19,7 @@ ParamSpec param(const char* name, Shape shape, Init init, std::string hf_name) {
 class BlockParams {
  public:
   BlockParams(const ModelConfig& config, int64_t layer)
-      : c_(config), layer_(layer), prefix_(fmt::format("model.layers.{}.", layer)) {}
+      : c_(config), layer_(layer), prefix_(fmt::format("{}layers.{}.", config.names.prefix, layer)) {}
 
   std::vector<ParamSpec> make() {
     add_norm(param_name::kAttnInNorm, c_.norms.attn_in);
@@ -167,25 +167,26 @@ std::vector<ParamUnit> param_units(const ModelConfig& config) {
   const Shape embedding = {config.vocab_size, config.hidden_size};
   const Init norm_init = config.norm == NormKind::OnePlus ? Init::Zero : Init::One;
   std::vector<ParamUnit> units;
-  units.push_back({"embedding", {param(param_name::kEmbedding, embedding, Init::Normal, "model.embed_tokens.weight")}});
+  units.push_back({"embedding", {param(param_name::kEmbedding, embedding, Init::Normal, config.names.embedding())}});
   for (int64_t l = 0; l < config.num_layers; l++) {
     units.push_back({fmt::format("block {}", l), BlockParams(config, l).make()});
   }
-  units.push_back({"head", {param(param_name::kFinalNorm, {config.hidden_size}, norm_init, "model.norm.weight")}});
+  units.push_back(
+      {"head", {param(param_name::kFinalNorm, {config.hidden_size}, norm_init, config.names.prefix + "norm.weight")}});
   if (!config.tie_word_embeddings) {
-    units.back().params.push_back(param(param_name::kLmHead, embedding, Init::Normal, "lm_head.weight"));
+    units.back().params.push_back(param(param_name::kLmHead, embedding, Init::Normal, config.names.lm_head));
   }
   return units;
 }
 
 bool is_harmless_extra_tensor(const ModelConfig& config, const std::string& hf_name) {
-  if (hf_name == "lm_head.weight") return config.tie_word_embeddings;
-  constexpr std::string_view kLayers = "model.layers.";
-  if (config.has_mtp_on_disk && hf_name.starts_with(kLayers)) {
-    if (std::strtoll(hf_name.c_str() + kLayers.size(), nullptr, 10) >= config.num_layers) return true;
+  if (hf_name == config.names.lm_head) return config.tie_word_embeddings;
+  const std::string layers = config.names.prefix + "layers.";
+  if (config.has_mtp_on_disk && hf_name.starts_with(layers)) {
+    if (std::strtoll(hf_name.c_str() + layers.size(), nullptr, 10) >= config.num_layers) return true;
   }
   for (const char* buffer : {"rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"}) {
-    if (hf_name.starts_with("model.") && hf_name.ends_with(std::string(".") + buffer)) return true;
+    if (hf_name.starts_with(config.names.prefix) && hf_name.ends_with(std::string(".") + buffer)) return true;
   }
   return false;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 
 namespace {
@@ -62,6 +63,14 @@ void report_model(Console& console, const ModelConfig& model, const std::vector<
   table.rule();
   table.row({"total", std::to_string(total), format_count(static_cast<double>(total))});
   console.table(table);
+  if (model.vision_tensors.empty()) return;
+  double bytes = 0;
+  for (const TensorToWrite& tensor : model.vision_tensors) {
+    bytes += static_cast<double>(size_of(tensor.dtype)) *
+             std::accumulate(tensor.shape.begin(), tensor.shape.end(), 1.0, std::multiplies());
+  }
+  console.info("vision tensors: {} ({}) are kept as they are; text is trained", model.vision_tensors.size(),
+               format_bytes(bytes));
 }
 
 DataProgress report_data_progress(Console& console) {

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "llama/block.h"
+#include "llama/family.h"
 
 namespace {
 
@@ -13,15 +14,17 @@ namespace {
 std::string rope_advice(const ModelConfig& model, int64_t seq_len) {
   const double factor = static_cast<double>(seq_len) / static_cast<double>(model.max_position_embeddings);
   if (!model.ropes.empty() && model.ropes.front().type == "default") {
-    const nlohmann::json scaling = {{"rope_type", "yarn"},
-                                    {"rope_theta", model.ropes.front().theta},
-                                    {"factor", std::ceil(10 * factor) / 10},
-                                    {"original_max_position_embeddings", model.max_position_embeddings}};
+    nlohmann::json scaling = {{"rope_type", "yarn"},
+                              {"rope_theta", model.ropes.front().theta},
+                              {"factor", std::ceil(10 * factor) / 10},
+                              {"original_max_position_embeddings", model.max_position_embeddings}};
+    scaling.update(model.ropes.front().mrope);
     nlohmann::json hf = model.hf;
-    hf["rope_scaling"] = scaling;
+    text_part(hf)["rope_scaling"] = scaling;
     try {
       parse_model_config(hf, "");  // a family that has no yarn gets no such advice
-      return fmt::format("; to extend it set in config.json \"rope_scaling\": {}", scaling.dump());
+      const char* where = &text_part(hf) == &hf ? "config.json" : "text_config of config.json";
+      return fmt::format("; to extend it set in {} \"rope_scaling\": {}", where, scaling.dump());
     } catch (const Error&) {
     }
   }
@@ -60,6 +63,12 @@ void validate(const RunConfig& run, const ModelConfig& model, const MeshShape& m
         "model.path '{}' is a file, but model.init pretrained needs weights: give the checkpoint directory, or set "
         "model.init to random",
         run.model.path);
+  if (model.has_vision) {
+    CHECK(run.model.init == "pretrained",
+          "model.init random: a {} is trained from a checkpoint, of which what sees is kept; to train its text part "
+          "from random weights give a config.json of model_type {} with the keys of text_config",
+          model.model_type, find_family(model.model_type)->vision->text_family);
+  }
   CHECK(run.train.dtype != "bf16" || run.train.device == "cuda",
         "train.dtype bf16 needs the CUDA device; on the CPU use fp32 (or auto)");
   CHECK(run.memory.offload == "none" || run.train.device == "cuda",

@@ -14,9 +14,6 @@
 
 namespace {
 
-constexpr const char* kEmbeddingOnDisk = "model.embed_tokens.weight";
-constexpr const char* kHeadOnDisk = "lm_head.weight";
-
 /// At most eight names, and how many more there are.
 std::string short_list(const std::vector<std::string>& names) {
   const size_t shown = std::min<size_t>(names.size(), 8);
@@ -27,9 +24,9 @@ std::string short_list(const std::vector<std::string>& names) {
 
 /// The name under which a tensor is read: a tied embedding may be stored as lm_head.weight alone.
 std::string name_in(const SafetensorsDirectory& directory, const ModelConfig& config, const std::string& hf_name) {
-  const bool only_head = config.tie_word_embeddings && hf_name == kEmbeddingOnDisk && !directory.contains(hf_name) &&
-                         directory.contains(kHeadOnDisk);
-  return only_head ? kHeadOnDisk : hf_name;
+  const bool only_head = config.tie_word_embeddings && hf_name == config.names.embedding() &&
+                         !directory.contains(hf_name) && directory.contains(config.names.lm_head);
+  return only_head ? config.names.lm_head : hf_name;
 }
 
 void check_tensors(const ModelConfig& config, const std::vector<ParamUnit>& units,
@@ -73,19 +70,20 @@ void check_tensors(const ModelConfig& config, const std::vector<ParamUnit>& unit
 }
 
 /// Hugging Face 4 ties them, 5 does not: with different contents there is no right answer. Elements [begin, begin + n).
-void check_tied_head(const SafetensorsDirectory& directory, int64_t begin, int64_t n) {
-  if (!directory.contains(kHeadOnDisk) || !directory.contains(kEmbeddingOnDisk)) return;
-  bool equal = directory.info(kHeadOnDisk).shape == directory.info(kEmbeddingOnDisk).shape;
+void check_tied_head(const SafetensorsDirectory& directory, const DecoderNames& names, int64_t begin, int64_t n) {
+  const std::string head = names.lm_head, embedding = names.embedding();
+  if (!directory.contains(head) || !directory.contains(embedding)) return;
+  bool equal = directory.info(head).shape == directory.info(embedding).shape;
   if (equal) {
     std::vector<float> a(static_cast<size_t>(n)), b(static_cast<size_t>(n));
-    directory.read(kHeadOnDisk, begin, n, DType::F32, a.data());
-    directory.read(kEmbeddingOnDisk, begin, n, DType::F32, b.data());
+    directory.read(head, begin, n, DType::F32, a.data());
+    directory.read(embedding, begin, n, DType::F32, b.data());
     equal = std::memcmp(a.data(), b.data(), static_cast<size_t>(n) * sizeof(float)) == 0;
   }
   CHECK(equal,
-        "{}: tie_word_embeddings is true, but lm_head.weight differs from model.embed_tokens.weight; set "
-        "tie_word_embeddings to false in config.json to train both, or remove lm_head.weight",
-        directory.file_of(kHeadOnDisk).string());
+        "{}: tie_word_embeddings is true, but {} differs from {}; set tie_word_embeddings to false in config.json to "
+        "train both, or remove {}",
+        directory.file_of(head).string(), head, embedding, head);
 }
 
 }  // namespace
@@ -118,7 +116,7 @@ void init_random(ParamStore& params, const ModelConfig& config, const std::vecto
   for (const ShardPiece& piece : shard_pieces(units, params)) {
     const Tensor all = piece_of(params.master_shard(piece.unit), piece);
     const Philox rng(seed, hash_name(piece.disk->hf_name));
-    const bool is_embedding = piece.disk->hf_name == kEmbeddingOnDisk;
+    const bool is_embedding = piece.disk->hf_name == config.names.embedding();
     const auto value = [&](int64_t i) {
       switch (piece.param->init) {
         case Init::Zero:
@@ -155,8 +153,8 @@ void load_weights(ParamStore& params, const ModelConfig& config, const std::vect
     const std::string name = name_in(directory, config, piece.disk->hf_name);
     write_through_host(params.device(), all, [&](Tensor to, int64_t first) {
       read_weight(directory, name, piece.disk->shape, piece.begin + first, to.numel(), to.dtype, to.data);
-      const bool is_tied_head = config.tie_word_embeddings && piece.disk->hf_name == kEmbeddingOnDisk;
-      if (is_tied_head) check_tied_head(directory, piece.begin + first, to.numel());
+      const bool is_tied_head = config.tie_word_embeddings && piece.disk->hf_name == config.names.embedding();
+      if (is_tied_head) check_tied_head(directory, config.names, piece.begin + first, to.numel());
       done += to.numel();
       const int64_t size = static_cast<int64_t>(size_of(to.dtype));
       if (progress) progress(done * size, total * size);

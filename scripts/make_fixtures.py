@@ -22,15 +22,17 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from common import die
-from packed import Batch, KeepFloat64, alone_logits, eager, nll_sum, pack_rows, packed_logits, relative_l2, write_dump
+from packed import Batch, KeepFloat64, alone_logits, eager, has_vision, model_class, nll_sum, pack_rows, packed_logits
+from packed import relative_l2, write_dump
 
 V, PAD = 97, 5
+IMAGE, VIDEO = 95, 96  # of vision-language models; in no document
 DOCUMENT_TOKENS = ((1, 2, 9, 13), (13, 1, 6, 8))  # (rows, documents); the last 3 tokens of row 0 are padding
 ROW_TOKENS = 28
 WINDOW = 5  # shorter than a document, and odd
@@ -44,8 +46,12 @@ class Fixture:
     config: dict[str, Any] = field(default_factory=dict)
     store: torch.dtype = torch.float32
     max_shard_size: str = "1GB"
-    fused_experts: bool = False  # stored as transformers 5 has them in memory
+    as_in_memory: bool = False  # stored as transformers 5 has it in memory: experts in one tensor, other names
     quantized: str = ""  # "mxfp4" or "fp8": the weights that are stored so, as in gpt-oss and DeepSeek-V3
+    vision: dict[str, Any] = field(default_factory=dict)  # a vision-language model, and its config beside text_config
+    store_vision: torch.dtype = torch.float32
+    is_flat_in_v4: bool = False  # config_v4.json has the keys of text_config at the top level
+    as_published: bool = False  # experts in one tensor are stored (E, in, out), and what sees of Gemma 3 has its older names
     packs: bool = True  # False: transformers joins packed documents (gpt-oss), or counts chunks from the row's start
     rope_by_length: bool = False  # the rotary table depends on the longest document: a document alone has another one
 
@@ -64,6 +70,15 @@ LONGROPE = dict(short_factor=[1.0, 1.3], long_factor=[1.5, 6.0])  # r/2 = 2
 PHI3 = dict(hidden_size=36, num_key_value_heads=3, pad_token_id=PAD)  # no head_dim: 6
 PARTIAL = dict(partial_rotary_factor=0.7)  # r = int(0.7 * 6) = 4
 BALANCE = dict(output_router_logits=True, router_aux_loss_coef=0.3)  # large enough to show in every gradient
+
+GEMMA3 = dict(num_hidden_layers=3, head_dim=10, query_pre_attn_scalar=12, sliding_window=WINDOW, pad_token_id=PAD)
+SIGLIP = dict(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4,
+              vision_use_head=False)  # fmt: skip
+GEMMA3_VISION = dict(vision_config=SIGLIP, mm_tokens_per_image=1, image_token_index=IMAGE)
+QWEN_TOWER = dict(depth=1, hidden_size=8, intermediate_size=12, num_heads=2, out_hidden_size=24, patch_size=4)
+QWEN_TOKENS = dict(image_token_id=IMAGE, video_token_id=VIDEO)
+QWEN2_VISION = dict(vision_config=dict(**QWEN_TOWER, fullatt_block_indexes=[0], window_size=16), **QWEN_TOKENS)
+QWEN3_VISION = dict(vision_config=dict(**QWEN_TOWER, num_position_embeddings=16, deepstack_visual_indexes=[0]), **QWEN_TOKENS)
 
 FIXTURES: dict[str, Fixture] = {
     "llama": Fixture("llama", dict(hidden_size=36, intermediate_size=52, pad_token_id=PAD)),
@@ -107,7 +122,7 @@ FIXTURES: dict[str, Fixture] = {
     "mixtral": Fixture("mixtral", {**WIDE, **BALANCE, "intermediate_size": 18, "num_local_experts": 5, "num_experts_per_tok": 2,
                                    "sliding_window": WINDOW, "num_key_value_heads": 3}),
     "mixtral_fused": Fixture("mixtral", dict(head_dim=10, intermediate_size=18, num_local_experts=4, num_experts_per_tok=3),
-                             fused_experts=True),
+                             as_in_memory=True),
     "qwen2_moe": Fixture("qwen2_moe", dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=14,
                                            shared_expert_intermediate_size=22, tie_word_embeddings=True)),
     "qwen3_moe": Fixture("qwen3_moe", {**WIDE, **BALANCE, "num_hidden_layers": 3, "num_experts": 12, "num_experts_per_tok": 3,
@@ -154,17 +169,34 @@ FIXTURES: dict[str, Fixture] = {
                                        attention_multiplier=0.2, logits_scaling=3.0, rms_norm_eps=0.05, pad_token_id=PAD)),
     "granite_biases": Fixture("granite", dict(head_dim=10, num_key_value_heads=3, attention_bias=True, mlp_bias=True,
                                               residual_multiplier=1.7, attention_multiplier=0.4, tie_word_embeddings=True)),
+    "gemma3": Fixture("gemma3", {**GEMMA3, "tie_word_embeddings": True,
+                                 "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}, vision=GEMMA3_VISION, store_vision=torch.float16,
+        as_published=True),
+    "gemma3_untied": Fixture("gemma3", GEMMA3, vision=GEMMA3_VISION, as_in_memory=True),
+    "qwen2_5_vl": Fixture("qwen2_5_vl", rope("default", 1e6, mrope_section=[0, 1, 1]), vision=QWEN2_VISION,
+                          store_vision=torch.bfloat16, is_flat_in_v4=True, max_shard_size="60KB"),
+    "qwen2_vl": Fixture("qwen2_vl", {"tie_word_embeddings": True, "num_key_value_heads": 1, "max_position_embeddings": 400, **rope(
+        "yarn", 1e5, factor=4.0, original_max_position_embeddings=100, mrope_section=[1, 0, 1])},
+        vision=dict(vision_config=dict(depth=1, embed_dim=8, hidden_size=24, mlp_ratio=2, num_heads=2, patch_size=4), **QWEN_TOKENS),
+        as_in_memory=True),
+    "qwen3_vl": Fixture("qwen3_vl", dict(head_dim=10, num_key_value_heads=3, attention_bias=True, **rope(
+        "default", 1e6, mrope_section=[2, 2, 1], mrope_interleaved=True)), vision=QWEN3_VISION),
+    "qwen3_vl_moe": Fixture("qwen3_vl_moe", dict(
+        head_dim=10, num_hidden_layers=3, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=14, mlp_only_layers=[1],
+        **BALANCE, **rope("default", 1e6, mrope_section=[2, 2, 1])), vision=QWEN3_VISION, as_published=True),
 }  # fmt: skip
 
 
-def make_batch(rng: np.random.Generator, pad_id: int | None) -> Batch:
+def make_batch(rng: np.random.Generator, pad_id: int | None, num_tokens: int) -> Batch:
     """Documents of 1 token, of 2, one longer than the window and one without any target; some prefixes without loss.
     Where the model has a pad token, it also stands inside documents, as input and as target."""
     rows = []
     for lengths in DOCUMENT_TOKENS:
         documents = []
         for length in lengths:
-            tokens = rng.integers(6, V, length).tolist()
+            tokens = rng.integers(6, num_tokens, length).tolist()
             if length > 5 and pad_id is not None:
                 tokens[2] = tokens[length - 2] = pad_id
             masked = {6: length, 13: 4, 8: 1}.get(length, 0)  # the first `masked` labels do not count
@@ -179,7 +211,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
         noise = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(tuple(p.shape))
         if name.endswith("sinks"):
             value = noise
-        elif "norm" in name:
+        elif "norm" in name or (p.dim() == 1 and not name.endswith("bias")):
             value = 0.25 * noise + (0.0 if model.config.model_type.startswith("gemma") else 1.0)
         elif name.endswith("bias"):
             value = 0.2 * noise
@@ -229,6 +261,21 @@ def quantize(model: torch.nn.Module, kind: str, seed: int) -> dict[str, torch.Te
     return stored
 
 
+def is_vision(name: str, model: torch.nn.Module) -> bool:
+    return has_vision(model.config) and "language_model" not in name and not name.startswith("lm_head")
+
+
+def store_as_published(directory: Path) -> None:
+    """transformers 5 opens it and would save it so, had it opened it so."""
+    file, tensors = directory / "model.safetensors", {}
+    with safe_open(file, framework="pt") as f:
+        for name in f.keys():
+            t = f.get_tensor(name)
+            published = name.replace("vision_tower.", "vision_tower.vision_model.")
+            tensors[published] = t.transpose(1, 2).contiguous() if ".mlp.experts." in name else t
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
 def store_quantized(directory: Path, kind: str, stored: dict[str, torch.Tensor]) -> None:
     file = directory / "model.safetensors"
     with safe_open(file, framework="pt") as f:
@@ -241,11 +288,15 @@ def store_quantized(directory: Path, kind: str, stored: dict[str, torch.Tensor])
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def v4_layout(config: dict[str, Any]) -> dict[str, Any]:
+def v4_layout(config: dict[str, Any], is_flat: bool) -> dict[str, Any]:
     """What transformers 4 would have written: theta beside rope_scaling, no rope_parameters, torch_dtype."""
     out = {key: value for key, value in config.items() if key not in ("rope_parameters", "dtype")}
-    out["torch_dtype"] = config["dtype"]
-    out["transformers_version"] = "4.57.1"
+    if "dtype" in config:
+        out["torch_dtype"] = config["dtype"]
+        out["transformers_version"] = "4.57.1"
+    if "text_config" in config:
+        out["text_config"] = v4_layout(config["text_config"], is_flat)
+        return out.pop("text_config") | out if is_flat else out
     table = dict(config["rope_parameters"])
     if "full_attention" in table:  # Gemma 3: two tables
         out["rope_local_base_freq"] = table["sliding_attention"]["rope_theta"]
@@ -255,13 +306,16 @@ def v4_layout(config: dict[str, Any]) -> dict[str, Any]:
         out["partial_rotary_factor"] = table.pop("partial_rotary_factor")
     if table["rope_type"] == "longrope":  # Phi-3 of version 4 takes exactly these keys
         table = {"type": "longrope", "short_factor": table["short_factor"], "long_factor": table["long_factor"]}
-    out["rope_scaling"] = None if table.get("rope_type") == "default" else table
+    if is_flat and table["rope_type"] == "default":  # as the first checkpoints of Qwen2-VL had it
+        del table["rope_type"]
+        table["type"] = "mrope"
+    out["rope_scaling"] = None if table == {"rope_type": "default"} else table
     return out
 
 
 def load(directory: Path, config_file: str, dtype: torch.dtype) -> torch.nn.Module:
     config = AutoConfig.from_pretrained(directory / config_file)
-    model, info = AutoModelForCausalLM.from_pretrained(
+    model, info = model_class(config).from_pretrained(
         directory, config=config, dtype=dtype, output_loading_info=True, **eager(config))  # fmt: skip
     wrong = {key: value for key, value in info.items() if value}
     if wrong:
@@ -280,17 +334,17 @@ def balance_loss(config: transformers.PretrainedConfig, router_logits: list[torc
 def compute(model: torch.nn.Module, batch: Batch, alone: bool) -> dict[str, torch.Tensor]:
     """loss, logits and gradients in the model's dtype."""
     model.zero_grad()
-    routers = RouterLogits(model)
+    routers, text = RouterLogits(model), model.config.get_text_config()
     with KeepFloat64(), routers:
         logits = (alone_logits if alone else packed_logits)(model, batch)
         loss = nll_sum(logits, batch) / batch.num_loss_tokens
-        if getattr(model.config, "output_router_logits", False):
+        if getattr(text, "output_router_logits", False):
             is_token = None if alone else torch.from_numpy(batch.document_ids >= 0).flatten()
-            loss = loss + balance_loss(model.config, routers.of_layers(is_token))
+            loss = loss + balance_loss(text, routers.of_layers(is_token))
         loss.backward()
     valid = torch.from_numpy(batch.document_ids >= 0).unsqueeze(-1)
     out = {"loss": loss.detach().reshape(1), "logits": logits.detach() * valid}
-    return out | {f"grad/{name}": p.grad.clone() for name, p in model.named_parameters()}
+    return out | {f"grad/{name}": p.grad.clone() for name, p in model.named_parameters() if not is_vision(name, model)}
 
 
 class RouterLogits:
@@ -316,6 +370,13 @@ class RouterLogits:
         """(tokens, E) of each layer; those of one forward without its padding, or of one forward a document."""
         whole = [torch.cat(seen) for seen in self.logits]
         return whole if is_token is None else [logits[is_token] for logits in whole]
+
+
+def decoder_names(tensors: dict[str, torch.Tensor], stored: set[str]) -> dict[str, torch.Tensor]:
+    """Of a vision-language model: gradients by the names of the file, experts (E, in, out)."""
+    prefix = next(p for p in ("language_model.model.", "model.language_model.", "model.") if f"{p}norm.weight" in stored)
+    return {key.replace("grad/model.language_model.", f"grad/{prefix}"): value.transpose(1, 2) if ".mlp.experts." in key else value
+            for key, value in tensors.items()}  # fmt: skip
 
 
 def on_disk(tensors: dict[str, torch.Tensor], stored: set[str]) -> dict[str, torch.Tensor]:
@@ -361,16 +422,27 @@ def make_fixture(name: str, fixture: Fixture, out: Path, seed: int) -> str:
     settings = {**COMMON, **fixture.config}
     directory = out / name
     shutil.rmtree(directory, ignore_errors=True)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(fixture.model_type, **settings))
+    if fixture.vision:
+        around = {**fixture.vision, "tie_word_embeddings": settings["tie_word_embeddings"]}
+        config = AutoConfig.for_model(fixture.model_type, text_config=settings, **around)
+    else:
+        config = AutoConfig.for_model(fixture.model_type, **settings)
+    model = model_class(config).from_config(config)
     randomise(model, seed)
     stored = quantize(model, fixture.quantized, seed)
-    how = {"save_original_format": False} if fixture.fused_experts else {}
-    model.to(fixture.store).save_pretrained(directory, max_shard_size=fixture.max_shard_size, **how)
+    how = {"save_original_format": False} if fixture.as_in_memory else {}
+    model.to(fixture.store)
+    for parameter, p in model.named_parameters():
+        if is_vision(parameter, model):
+            p.data = p.data.to(fixture.store_vision)
+    model.save_pretrained(directory, max_shard_size=fixture.max_shard_size, **how)
+    if fixture.as_published:
+        store_as_published(directory)
     (directory / "generation_config.json").unlink(missing_ok=True)
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config_v4.json").write_text(json.dumps(v4_layout(config), indent=2) + "\n")
+    saved = json.loads((directory / "config.json").read_text())
+    (directory / "config_v4.json").write_text(json.dumps(v4_layout(saved, fixture.is_flat_in_v4), indent=2) + "\n")
 
-    batch = make_batch(np.random.default_rng(seed), settings["pad_token_id"])
+    batch = make_batch(np.random.default_rng(seed), settings["pad_token_id"], IMAGE if fixture.vision else V)
     alone = not fixture.rope_by_length
     exact = compute(load(directory, "config.json", torch.float32).double(), batch, alone)
     packs = fixture.packs or fixture.rope_by_length
@@ -384,7 +456,11 @@ def make_fixture(name: str, fixture: Fixture, out: Path, seed: int) -> str:
 
     versions = f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}"
     metadata = {"made_by": f"scripts/make_fixtures.py --seed {seed}; {versions}"}  # one key: their order is not fixed
-    exact = on_disk(exact, stored_names(directory))
+    names = stored_names(directory)
+    if fixture.vision:
+        names = {name for name in names if "visual" not in name and "vision_tower" not in name and "multi_modal" not in name}
+        exact = decoder_names(exact, names)
+    exact = on_disk(exact, names)
     if stored:
         store_quantized(directory, fixture.quantized, stored)
     write_dump(directory / "expected.safetensors", exact | batch.tensors(), metadata)

@@ -27,6 +27,7 @@ from common import die
 
 IGNORE = -100  # a target without loss
 PADDING = -1  # the document id of padding
+MROPE_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")  # a token has three positions; of text, all equal
 BATCH_KEYS = ("input_ids", "targets", "positions", "document_ids")
 
 
@@ -106,10 +107,18 @@ class KeepFloat64(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def has_vision(config: transformers.PretrainedConfig) -> bool:
+    return hasattr(config, "vision_config")
+
+
+def model_class(config: transformers.PretrainedConfig) -> type:
+    return transformers.AutoModelForImageTextToText if has_vision(config) else transformers.AutoModelForCausalLM
+
+
 def eager(config: transformers.PretrainedConfig) -> dict[str, str]:
     """What from_pretrained is told so that it computes as the formulas say, in any dtype and at any size."""
     options = {"attn_implementation": "eager"}
-    if hasattr(config, "num_experts_per_tok") and not transformers.__version__.startswith("4."):
+    if hasattr(config.get_text_config(), "num_experts_per_tok") and not transformers.__version__.startswith("4."):
         options["experts_implementation"] = "eager"
     return options
 
@@ -130,8 +139,10 @@ def packed_logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     for row in range(len(positions)):
         padding = batch.document_ids[row] == PADDING
         positions[row, padding] = np.arange(padding.sum())
-    ids = torch.from_numpy(batch.input_ids.astype(np.int64))
-    return model(input_ids=ids, position_ids=torch.from_numpy(positions), use_cache=False).logits
+    ids, position_ids = torch.from_numpy(batch.input_ids.astype(np.int64)), torch.from_numpy(positions)
+    if type(model.config).model_type in MROPE_TYPES:  # those by which documents are found, then three of each token
+        position_ids = position_ids.expand(4, *position_ids.shape)
+    return model(input_ids=ids, position_ids=position_ids, use_cache=False).logits
 
 
 def masks(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, torch.Tensor | None] | None:
@@ -148,7 +159,7 @@ def masks(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, torch.Tensor |
 
 def alone_logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """(rows, T, V), one forward a document: no mask can be wrong. Padding gets 0."""
-    out = torch.zeros(*batch.input_ids.shape, model.config.vocab_size, dtype=model.dtype)
+    out = torch.zeros(*batch.input_ids.shape, model.config.get_text_config().vocab_size, dtype=model.dtype)
     for row, begin, end in batch.documents():
         ids = torch.from_numpy(batch.input_ids[row : row + 1, begin:end].astype(np.int64))
         out[row, begin:end] = model(input_ids=ids, attention_mask=masks(model, ids), use_cache=False).logits[0]

@@ -66,17 +66,24 @@ echo "== every kind of checkpoint: trained a step, saved, opened, with the logit
 for document in 1 2 3 4 5 6 7 8; do
   echo "{\"input_ids\": [$(seq -s, "$document" 7 $((20 + 9 * document)))]}"
 done > "$work/small.jsonl"
-families=(cohere2 glm glm4_biases granite mixtral qwen2_moe qwen3_moe qwen3_moe_unnormalised glm4_moe deepseek_v3)
-only_hf5=(gpt_oss mixtral_fused qwen3_chunked)  # version 4 has no other limit of the gate, no fused experts; scripts/packed.py
-saved=() dumps=()
+# As the first checkpoints of Qwen2-VL: the keys of text_config at the top level.
+cp -r test/fixtures/qwen2_5_vl "$work/qwen2_5_vl_flat.model"
+mv "$work/qwen2_5_vl_flat.model/config_v4.json" "$work/qwen2_5_vl_flat.model/config.json"
+families=(cohere2 glm glm4_biases granite mixtral qwen2_moe qwen3_moe qwen3_moe_unnormalised glm4_moe deepseek_v3 gemma3 qwen2_vl
+  qwen2_5_vl qwen2_5_vl_flat qwen3_vl qwen3_vl_moe)
+only_hf5=(gpt_oss mixtral_fused gemma3_untied qwen3_chunked)  # version 4 has no other limit of the gate, no fused experts, other names; packed.py
+saved=() dumps=() originals=()
 for family in "${families[@]}" "${only_hf5[@]}"; do
   options=(--data.train "$work/small.jsonl" --data.seq_len 32 --train.steps 1 --schedule.warmup_steps 0 )
-  "$trainer" "$work/config.json" "${options[@]}" --model.path "test/fixtures/$family" \
+  original=test/fixtures/$family
+  [[ -d $original ]] || original=$work/$family.model
+  "$trainer" "$work/config.json" "${options[@]}" --model.path "$original" \
     --checkpoint.dir "$work/$family" --log.file "$work/$family.jsonl" --debug.dump_dir "$work/$family.first" > "$work/$family.out"
   "$trainer" "$work/config.json" "${options[@]}" --model.path "$work/$family/step_000001" \
     --checkpoint.dir "$work/$family.again" --log.file "$work/$family.again.jsonl" \
     --debug.dump_dir "$work/$family.dump" --debug.dump_steps 1 --debug.dump_logits true > "$work/$family.again.out"
-  saved+=("$work/$family/step_000001") dumps+=("$work/$family.dump/step_000001.safetensors")
+  saved+=("$work/$family/step_000001") dumps+=("$work/$family.dump/step_000001.safetensors") originals+=("$original")
 done
-"$python" scripts/check_checkpoint.py "${saved[@]}" --expected "${dumps[@]}" --tolerance 1e-4
-"$python_hf4" scripts/check_checkpoint.py "${saved[@]::${#families[@]}}" --expected "${dumps[@]::${#families[@]}}" --tolerance 1e-4
+"$python" scripts/check_checkpoint.py "${saved[@]}" --expected "${dumps[@]}" --original "${originals[@]}" --tolerance 1e-4
+n=${#families[@]}
+"$python_hf4" scripts/check_checkpoint.py "${saved[@]::n}" --expected "${dumps[@]::n}" --original "${originals[@]::n}" --tolerance 1e-4

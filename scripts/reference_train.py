@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from common import die, parse_record
-from packed import IGNORE, Batch, nll_sum, pack_rows, packed_logits, read_batch, write_dump
+from packed import IGNORE, Batch, model_class, nll_sum, pack_rows, packed_logits, read_batch, write_dump
 from run_config import load_run_config
 from schedule import lr_at
 
@@ -143,8 +143,9 @@ def load_model(run: Config) -> torch.nn.Module:
         die("only train.dtype fp32 and optimizer.name adamw are supported")
     if not (path / "config.json").is_file():
         die(f"model.path: {path / 'config.json'}: no such file")
-    softcap = getattr(AutoConfig.from_pretrained(path), "attn_logit_softcapping", None)
-    return AutoModelForCausalLM.from_pretrained(
+    config = AutoConfig.from_pretrained(path)
+    softcap = getattr(config, "attn_logit_softcapping", None)
+    return model_class(config).from_pretrained(
         path, dtype=torch.float32, attn_implementation="eager" if softcap else "sdpa").train()  # fmt: skip
 
 

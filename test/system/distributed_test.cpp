@@ -125,6 +125,8 @@ TEST_F(Distributed, windows_softcaps_norms_and_shared_kv_heads_follow_their_head
   compare("llama_dynamic", {}, {{2, {kSp, "2"}}});               // rotary tables by the longest document
   compare("llama_yarn", {}, {{3, {kSp, "3"}}});                  // untied, 6 kv heads
   compare("qwen2_tied_yarn", {}, {{6, {kSp, "3"}}});
+  compare("gemma3", {}, {{4, {kSp, "2"}}});
+  compare("qwen3_vl", {}, {{3, {kSp, "3"}}});
 }
 
 TEST_F(Distributed, experts_have_the_gradients_of_one_rank) {

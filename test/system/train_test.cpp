@@ -1,4 +1,5 @@
 // The program as its user runs it: it learns, resumes bit for bit, survives signals and kills, and keeps to its plan.
+#include "data/safetensors.h"
 #include "test/system/program.h"
 
 namespace {
@@ -84,6 +85,43 @@ TEST(Train, experts_resume_bit_equal_and_their_load_is_in_the_log) {
       EXPECT_EQ(balance > 0, std::string(model) == "qwen3_moe") << model;
       EXPECT_GT(line.at("loss").get<double>(), balance) << model;
     }
+  }
+}
+
+// Text is trained, what sees is kept: through saves, and through a resumed run.
+TEST(Train, vision_tensors_stay_as_they_are_and_text_resumes_bit_equal) {
+  for (const char* model : {"gemma3", "qwen2_5_vl", "qwen3_vl_moe"}) {
+    const TemporaryDirectory whole, cut;
+    std::ofstream data(whole / "data.jsonl");
+    for (int d = 1; d < 20; d++) data << "{\"input_ids\":[5," << d + 6 << "," << 2 * d + 7 << ",9," << d + 40 << "]}\n";
+    data.close();
+    const std::string path = std::string("test/fixtures/") + model;
+    const auto run = [&](const TemporaryDirectory& dir, const char* steps) {
+      return run_program(small_run(dir, {"--model.path", path, "--data.train", whole / "data.jsonl", "--data.seq_len",
+                                         "48", "--train.steps", steps, "--schedule.name", "constant"}));
+    };
+    for (const ProgramResult& result : {run(whole, "4"), run(cut, "2"), run(cut, "4")}) {
+      ASSERT_EQ(result.exit_code, 0) << result.output;
+      EXPECT_NE(result.output.find(") are kept as they are; text is trained"), std::string::npos) << result.output;
+    }
+    expect_same_files(step_dir(whole, 4), step_dir(cut, 4));
+    const SafetensorsDirectory before(path), after(step_dir(cut, 4));
+    EXPECT_EQ(before.names(), after.names()) << model;
+    int kept = 0, trained = 0;
+    for (const std::string& name : before.names()) {
+      const bool sees = name.find("visual") != std::string::npos || name.find("vision") != std::string::npos ||
+                        name.find("multi_modal") != std::string::npos;
+      const auto bytes = [&](const SafetensorsDirectory& directory) {
+        std::string all(static_cast<size_t>(directory.info(name).numel()) * size_of(*directory.info(name).dtype), 0);
+        directory.read(name, 0, directory.info(name).numel(), *directory.info(name).dtype, all.data());
+        return all;
+      };
+      EXPECT_EQ(before.info(name).shape, after.info(name).shape) << name;
+      (sees ? kept : trained)++;
+      EXPECT_EQ(bytes(before) == bytes(after), sees) << model << " " << name;
+    }
+    EXPECT_GE(kept, 18) << model;
+    EXPECT_GE(trained, 20) << model;
   }
 }
 

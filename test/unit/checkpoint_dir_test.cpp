@@ -341,6 +341,9 @@ TEST(CheckpointDir, companions_are_the_tokenizer_and_not_the_weights) {
                         "generation_config.json",
                         "chat_template.jinja",
                         "chat_template.json",
+                        "preprocessor_config.json",
+                        "processor_config.json",
+                        "video_preprocessor_config.json",
                         "additional_chat_templates/tool_use.jinja"};
   for (const std::string& name : kTaken) write_bytes(model / name, "of " + name);
   for (const char* name : {"config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",

@@ -417,7 +417,8 @@ TEST(Config, the_older_name_of_silu_is_accepted) {
 TEST(ConfigRefusals, model_types_are_refused_by_name_with_the_list_of_supported_ones) {
   const std::string supported =
       "llama, mistral, qwen2, qwen3, smollm3, olmo2, phi3, gemma2, gemma3_text, mixtral, qwen2_moe, qwen3_moe, "
-      "glm4_moe, gpt_oss, deepseek_v3, cohere2, glm, glm4, granite";
+      "glm4_moe, gpt_oss, deepseek_v3, cohere2, glm, glm4, granite, gemma3, qwen2_vl, qwen2_5_vl, qwen3_vl, "
+      "qwen3_vl_moe";
   for (const char* type : {"olmoe", "phimoe", "cohere", "granitemoe", "deepseek_v2", "gpt2"}) {
     expect_refusal(kLlama31_8B.v4, {{"model_type", type}}, {fmt::format("\"model_type\" is \"{}\"", type), supported});
   }
@@ -426,7 +427,7 @@ TEST(ConfigRefusals, model_types_are_refused_by_name_with_the_list_of_supported_
     expect_refusal(kLlama31_8B.v4, {{"model_type", type}},
                    {fmt::format("\"{}\"", type), "recurrence, linear attention or convolution", supported});
   }
-  for (const char* type : {"gemma3", "qwen2_5_vl", "mllama", "llama4"}) {
+  for (const char* type : {"gemma3n", "qwen2_5_omni", "mllama", "llama4"}) {
     expect_refusal(kLlama31_8B.v4, {{"model_type", type}},
                    {fmt::format("\"{}\"", type), "use a text-only checkpoint", supported});
   }

@@ -106,15 +106,16 @@ TEST(Params, fixtures_hold_exactly_the_listed_tensors) {
     checkpoints++;
     const ModelConfig config = load_model_config(entry.path());
     if (config.hf.contains("quantization_config")) continue;  // other tensors: quantized_test.cpp
-    auto listed = disk_tensors(config);
-    for (const TensorToWrite& frozen : frozen_tensors(config)) listed[frozen.name] = {frozen.shape.at(0)};
+    std::map<std::string, std::vector<int64_t>> listed;
+    for (const auto& [name, shape] : disk_tensors(config)) listed[name] = {shape.begin(), shape.end()};
+    for (const TensorToWrite& frozen : frozen_tensors(config)) listed[frozen.name] = frozen.shape;
     for (const auto& [name, shape] : on_disk) {
       const auto it = listed.find(name);
       if (it == listed.end()) {
         EXPECT_TRUE(is_harmless_extra_tensor(config, name)) << entry.path() << " " << name;
         continue;
       }
-      EXPECT_EQ(std::vector<int64_t>(it->second.begin(), it->second.end()), shape) << entry.path() << " " << name;
+      EXPECT_EQ(it->second, shape) << entry.path() << " " << name;
       listed.erase(it);
     }
     EXPECT_TRUE(listed.empty()) << entry.path() << " lacks " << (listed.empty() ? "" : listed.begin()->first);
