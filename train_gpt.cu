@@ -196,10 +196,7 @@ TrainerState resume_or_init(const RunConfig& run, const ModelConfig& model, cons
   }
   if (run.model.init == "pretrained") {
     SafetensorsDirectory weights(run.model.path);
-    if (model.hf.contains("quantization_config") && !model.hf["quantization_config"].is_null()) {
-      console.info("the weights are {}: decoded, trained and saved unquantised",
-                   model.hf["quantization_config"].value("quant_method", "quantised"));
-    }
+    report_weights(console, model, weights);
     load_weights(state.params, model, state.units, weights, report);
     state.frozen.load(std::move(weights), state.llama);
   } else {

@@ -179,12 +179,15 @@ std::vector<ParamUnit> param_units(const ModelConfig& config) {
   return units;
 }
 
+bool is_mtp_tensor(const ModelConfig& config, const std::string& hf_name) {
+  const std::string layers = config.names.prefix + "layers.";
+  return config.has_mtp_on_disk && hf_name.starts_with(layers) &&
+         std::strtoll(hf_name.c_str() + layers.size(), nullptr, 10) >= config.num_layers;
+}
+
 bool is_harmless_extra_tensor(const ModelConfig& config, const std::string& hf_name) {
   if (hf_name == config.names.lm_head) return config.tie_word_embeddings;
-  const std::string layers = config.names.prefix + "layers.";
-  if (config.has_mtp_on_disk && hf_name.starts_with(layers)) {
-    if (std::strtoll(hf_name.c_str() + layers.size(), nullptr, 10) >= config.num_layers) return true;
-  }
+  if (is_mtp_tensor(config, hf_name)) return true;
   for (const char* buffer : {"rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"}) {
     if (hf_name.starts_with(config.names.prefix) && hf_name.ends_with(std::string(".") + buffer)) return true;
   }

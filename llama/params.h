@@ -73,6 +73,9 @@ inline constexpr const char* kFinalNorm = "final_norm.weight";
 inline constexpr const char* kLmHead = "lm_head.weight";  // (V, C)
 }  // namespace param_name
 
+/// Of a layer beyond num_layers that predicts further tokens: not trained, not saved (DeepSeek-V3, GLM-4-MoE).
+bool is_mtp_tensor(const ModelConfig& config, const std::string& hf_name);
+
 /// Tensors that a checkpoint may hold though the model has no such parameter: "rotary_emb.inv_freq" buffers of old
-/// checkpoints, a lm_head.weight that repeats a tied embedding. Anything else is an error.
+/// checkpoints, a lm_head.weight that repeats a tied embedding, is_mtp_tensor. Anything else is an error.
 bool is_harmless_extra_tensor(const ModelConfig& config, const std::string& hf_name);

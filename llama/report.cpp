@@ -73,6 +73,20 @@ void report_model(Console& console, const ModelConfig& model, const std::vector<
                format_bytes(bytes));
 }
 
+void report_weights(Console& console, const ModelConfig& model, const SafetensorsDirectory& weights) {
+  if (model.hf.contains("quantization_config") && !model.hf["quantization_config"].is_null()) {
+    console.info("the weights are {}: decoded, trained and saved unquantised",
+                 model.hf["quantization_config"].value("quant_method", "quantised"));
+  }
+  const std::vector<std::string> names = weights.names();
+  const auto num_mtp =
+      std::count_if(names.begin(), names.end(), [&](const std::string& name) { return is_mtp_tensor(model, name); });
+  if (num_mtp > 0) {
+    console.info("{} tensors of layers that predict further tokens (MTP) are left out: not trained and not saved",
+                 num_mtp);
+  }
+}
+
 DataProgress report_data_progress(Console& console) {
   struct Bar {
     std::string label;

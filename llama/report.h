@@ -2,10 +2,13 @@
 #pragma once
 
 #include "data/loader.h"
+#include "data/safetensors.h"
 #include "layers/core/log.h"
 #include "llama/plan.h"
 
 void report_model(Console& console, const ModelConfig& model, const std::vector<ParamUnit>& units);
+/// What a pretrained checkpoint holds that is not saved as it came.
+void report_weights(Console& console, const ModelConfig& model, const SafetensorsDirectory& weights);
 /// Shows a bar for each file that a loader indexes.
 DataProgress report_data_progress(Console& console);
 void report_data(Console& console, const char* what, const DataSummary& summary);

@@ -88,6 +88,25 @@ TEST(Train, experts_resume_bit_equal_and_their_load_is_in_the_log) {
   }
 }
 
+// The last layer of the fixture plays one of those.
+TEST(Train, layers_that_predict_further_tokens_are_left_out_and_the_log_says_so) {
+  const TemporaryDirectory dir;
+  std::filesystem::create_directories(dir / "model");
+  std::filesystem::copy_file("test/fixtures/glm4_moe/model.safetensors", dir / "model/model.safetensors");
+  auto config = nlohmann::json::parse(read_text("test/fixtures/glm4_moe/config.json"));
+  config["num_hidden_layers"] = 2;
+  std::ofstream(dir / "model/config.json") << config;
+  std::ofstream(dir / "data.jsonl") << "{\"input_ids\":[5,6,7,8]}\n";
+  const ProgramResult result = run_program(
+      small_run(dir, {"--model.path", dir / "model", "--data.train", dir / "data.jsonl", "--data.seq_len", "8",
+                      "--batch.global_batch_size", "1", "--batch.micro_batch_size", "1", "--train.steps", "1"}));
+  ASSERT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_NE(result.output.find("tensors of layers that predict further tokens (MTP) are left out"), std::string::npos)
+      << result.output;
+  const SafetensorsDirectory saved(step_dir(dir, 1));
+  for (const std::string& name : saved.names()) EXPECT_FALSE(name.starts_with("model.layers.2.")) << name;
+}
+
 // Text is trained, what sees is kept: through saves, and through a resumed run.
 TEST(Train, vision_tensors_stay_as_they_are_and_text_resumes_bit_equal) {
   for (const char* model : {"gemma3", "qwen2_5_vl", "qwen3_vl_moe"}) {

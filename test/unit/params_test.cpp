@@ -261,4 +261,10 @@ TEST(Params, only_known_leftovers_are_harmless) {
   EXPECT_FALSE(is_harmless_extra_tensor(untied, "lm_head.weight"));
   EXPECT_FALSE(is_harmless_extra_tensor(tied, "model.layers.3.self_attn.q_proj.bias"));
   EXPECT_FALSE(is_harmless_extra_tensor(tied, "xinv_freq"));
+  // Of the 3 layers of this fixture none predicts further tokens: a checkpoint may have them behind.
+  const ModelConfig glm = load_model_config("test/fixtures/glm4_moe");
+  EXPECT_TRUE(is_mtp_tensor(glm, "model.layers.3.eh_proj.weight"));
+  EXPECT_TRUE(is_harmless_extra_tensor(glm, "model.layers.3.eh_proj.weight"));
+  EXPECT_FALSE(is_mtp_tensor(glm, "model.layers.2.eh_proj.weight"));
+  EXPECT_FALSE(is_mtp_tensor(untied, "model.layers.99.eh_proj.weight"));
 }
