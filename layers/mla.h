@@ -1,9 +1,10 @@
 // Multi-head latent attention (DeepSeek-V2, 2024): the layouts between its projections and the attention kernel, which
 // wants heads of one width. Training is plain multi-head attention: NH heads of q, k and v.
 //
-//   dn: width without position, dr: width that rotates (one key of it for all heads), dv: width of v; HD = dn + dr >=
-//   dv as projected:  q (T, NH, dn | dr)    kv (T, NH, dn of k | dv of v)    k_rope (T, dr) for attention: qkv (T, 3
-//   NH, HD): q and k (dr | dn), so that what rotates comes first; v (dv | zeros)
+//   dn: width without position; dr: width that rotates, one key of it for all heads; dv: width of v; HD = dn + dr >= dv
+//   as projected:   q (T, NH, dn | dr)    kv (T, NH, dn of k | dv of v)    k_rope (T, dr)
+//   for attention:  qkv (T, 3 NH, HD): q and k (dr | dn), so that what rotates comes first; v (dv | zeros)
+//
 // The order within a head is the same in q and k and changes no score; zeros in v give zeros in o.
 // CUDA: mla.cu.
 #pragma once

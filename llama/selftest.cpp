@@ -13,6 +13,7 @@
 #include "layers/grouped_linear.h"
 #include "layers/linear.h"
 #include "layers/loss.h"
+#include "layers/mla.h"
 #include "layers/moe.h"
 #include "layers/qk_norm.h"
 #include "layers/reduce.h"
@@ -167,17 +168,36 @@ Outputs run_rope_and_qk_norm(Bed& bed) {
   return {bed.output(y), bed.output(dqkv), bed.output(dqw), bed.output(dkw), bed.output(x), bed.output(dy)};
 }
 
-Outputs run_attention(Bed& bed, int64_t HD, int64_t window, double softcap) {
-  const AttentionShape shape = {NH, NKV, HD, 1 / std::sqrt(static_cast<double>(HD)), softcap, window};
+Outputs run_attention(Bed& bed, int64_t HD, int64_t window, double softcap, bool has_sinks = false) {
+  const AttentionShape shape = {NH, NKV, HD, 1 / std::sqrt(static_cast<double>(HD)), softcap, window, has_sinks};
   const std::vector<int64_t> cu = {0, 1, 90, 97, T};
   const Documents documents = {cu, bed.ints(document_bounds(cu), {T, 2}, "bounds")};
   const Tensor qkv = bed.random({T, NH + 2 * NKV, HD}, "qkv"), o = bed.zeros({T, NH, HD}, "o"),
                lse = bed.zeros(DType::F32, {NH, T}, "lse"), dqkv = bed.zeros({T, NH + 2 * NKV, HD}, "dqkv");
   const auto size = static_cast<int64_t>(attention_workspace_bytes(shape, bed.dtype, T, bed.device.kind()));
   const Tensor workspace = bed.zeros(DType::U8, {size}, "workspace");
-  attention_forward(bed.device, o, lse, qkv, documents, shape, workspace);
-  attention_backward(bed.device, dqkv, bed.random({T, NH, HD}, "do"), qkv, o, lse, documents, shape, workspace);
-  return {bed.output(o), bed.output(dqkv)};
+  const Tensor sinks = has_sinks ? bed.random({NH}, "sinks") : Tensor(),
+               d_sinks = has_sinks ? bed.zeros(DType::F32, {NH}, "d_sinks") : Tensor();
+  attention_forward(bed.device, o, lse, qkv, documents, shape, workspace, sinks);
+  attention_backward(bed.device, dqkv, bed.random({T, NH, HD}, "do"), qkv, o, lse, documents, shape, workspace, sinks,
+                     d_sinks);
+  Outputs outputs = {bed.output(o), bed.output(dqkv)};
+  if (has_sinks) outputs.push_back(bed.output(d_sinks));
+  return outputs;
+}
+
+Outputs run_mla(Bed& bed) {
+  const MlaShape shape = {NH, 40, 16, 24};
+  const int64_t HD = shape.head_dim(), of_kv = NH * (shape.nope + shape.v);
+  const Tensor qkv = bed.zeros({T, 3 * NH, HD}, "qkv"), dq = bed.zeros({T, NH * HD}, "dq"),
+               dkv = bed.zeros({T, of_kv}, "dkv"), dk_rope = bed.zeros({T, shape.rope}, "dk_rope"),
+               narrow = bed.zeros({T, NH * shape.v}, "narrow"), wide = bed.zeros({T, NH, HD}, "wide");
+  mla_assemble(bed.device, qkv, bed.random({T, NH * HD}, "q"), bed.random({T, of_kv}, "kv"),
+               bed.random({T, shape.rope}, "k_rope"), shape);
+  mla_assemble_backward(bed.device, dq, dkv, dk_rope, bed.random({T, 3 * NH, HD}, "dqkv"), shape);
+  mla_narrow(bed.device, narrow, bed.random({T, NH, HD}, "o"), shape);
+  mla_widen(bed.device, wide, narrow, shape);
+  return {bed.output(qkv), bed.output(dq), bed.output(dkv), bed.output(dk_rope), bed.output(narrow), bed.output(wide)};
 }
 
 Outputs run_gated_act(Bed& bed) {
@@ -211,6 +231,8 @@ Outputs run_moe(Bed& bed, const RouterShape& shape) {
   route_forward(bed.device, r, logits, has_bias ? fp32.random({E}, "select_bias", 0.5) : Tensor(), shape);
   route_statistics(bed.device, counts, probabilities, logits, r, is_token);
   route_backward(bed.device, d_logits, fp32.random({R}, "dw"), logits, r, shape, slope, is_token);
+  const Tensor balance = fp32.zeros({E}, "balance slope"), loss = bed.zeros(DType::F64, {1}, "balance loss");
+  route_balance(bed.device, balance, loss, counts.reshaped({1, E}), probabilities, 0.1, T);
 
   const Tensor x = bed.random({T, C}, "x"), rows = bed.zeros({R, C}, "rows of x"), y = bed.zeros({T, C}, "y"),
                bias = bed.random({E, C}, "bias"), shared = bed.random({T, C}, "shared"),
@@ -223,7 +245,7 @@ Outputs run_moe(Bed& bed, const RouterShape& shape) {
   shared_gate_backward(bed.device, d_shared, d_gate, x, shared, gate);
   return {fp32.output(r.row_weights), bed.output(counts), bed.output(probabilities), bed.output(d_logits),
           bed.output(rows),           bed.output(y),      fp32.output(d_bias),       fp32.output(d_weights),
-          bed.output(d_shared),       bed.output(d_gate)};
+          bed.output(d_shared),       bed.output(d_gate), fp32.output(balance),      bed.output(loss)};
 }
 
 Outputs run_grouped_linear(Bed& bed, WeightLayout layout) {
@@ -303,6 +325,8 @@ const Layer kLayers[] = {
     {"attention, heads of 128", [](Bed& bed) { return run_attention(bed, 128, 0, 0); }},
     {"attention, window 33", [](Bed& bed) { return run_attention(bed, 64, 33, 0); }},
     {"attention, softcap", [](Bed& bed) { return run_attention(bed, 80, 0, 5); }},
+    {"attention, sinks", [](Bed& bed) { return run_attention(bed, 64, 33, 0, true); }},
+    {"mla", run_mla},
     {"gated_act", run_gated_act},
     {"moe, softmax",
      [](Bed& bed) {

@@ -126,6 +126,12 @@ TEST_F(Emulated, recompute_and_offload_change_no_bit) {
   }
 }
 
+TEST_F(Emulated, selftest_finds_all_layers_right) {
+  const ProgramResult result = run_program({"--selftest"}, {}, kEmulatedTrainer);
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_NE(result.output.find("all layers are right"), std::string::npos) << result.output;
+}
+
 TEST_F(Emulated, a_run_that_does_not_fit_says_what_would) {
   const auto run = [&](const char* seq_len) {
     return run_program(arguments("stories260k", {"--train.device", "cuda", "--model.path",
