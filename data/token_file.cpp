@@ -168,10 +168,14 @@ TokenFile::TokenFile(const TokenPath& path, int64_t vocab_size, IndexCache& cach
 }
 
 void TokenFile::check_tokens() const {
-  if (stats().min_token >= 0 && stats().max_token < vocab_size_) return;
-  CHECK(format_ != TokenFormat::Bytes, "{}: a file of bytes needs a vocabulary of 256 or more, the model has {}",
-        file_.path().string(), vocab_size_);
-  // The index says that there is a bad id, not where. read() names it.
+  const bool is_in_vocabulary = stats().min_token >= 0 && stats().max_token < vocab_size_;
+  const bool may_hold_images = std::any_of(image_tokens_.begin(), image_tokens_.end(), [&](int64_t id) {
+    return stats().min_token <= id && id <= stats().max_token;
+  });
+  if (is_in_vocabulary && !may_hold_images) return;
+  CHECK(is_in_vocabulary || format_ != TokenFormat::Bytes,
+        "{}: a file of bytes needs a vocabulary of 256 or more, the model has {}", file_.path().string(), vocab_size_);
+  // The index says that there is, or may be, a bad id, not where. read() names it.
   std::vector<int32_t> tokens, labels;
   TokenScratch scratch;
   for (int64_t document = 0; document < num_documents(); document++) {
@@ -182,8 +186,8 @@ void TokenFile::check_tokens() const {
       read(document, begin, count, tokens.data(), labels.data(), scratch);
     }
   }
-  fail("{}: holds token ids from {} to {}, the model's vocabulary is {}", file_.path().string(), stats().min_token,
-       stats().max_token, vocab_size_);
+  CHECK(is_in_vocabulary, "{}: holds token ids from {} to {}, the model's vocabulary is {}", file_.path().string(),
+        stats().min_token, stats().max_token, vocab_size_);
 }
 
 void TokenFile::read(int64_t document, int64_t begin, int64_t count, int32_t* tokens, int32_t* labels,

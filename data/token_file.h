@@ -36,8 +36,8 @@ struct TokenScratch {
 
 class TokenFile {
  public:
-  /// Opens, indexes (or finds the index in `cache`) and checks. Token ids must be below `vocab_size`. To read one of
-  /// `image_tokens` is an Error: it stands for an image, which no file of tokens holds.
+  /// Opens, indexes (or finds the index in `cache`) and checks. Token ids must be below `vocab_size`. One of
+  /// `image_tokens` is an Error, too: it stands for an image, which no file of tokens holds.
   TokenFile(const TokenPath& path, int64_t vocab_size, IndexCache& cache, const DataProgress& progress,
             std::vector<int64_t> image_tokens = {});
 

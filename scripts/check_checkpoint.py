@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/check_checkpoint.py checkpoints/step_000100 --expected dump/step_000101.safetensors
 
-Several directories take as many dumps. Uses the transformers of the Python that runs it (run it once with 4.57.1, once with 5.24.0). No key may be missing or
+Several directories take as many dumps, and as many --original: what each was trained from, whose vision tensors it must hold. Uses the transformers of the Python that runs it (run it once with 4.57.1, once with 5.24.0). No key may be missing or
 unexpected. Exit code 1 when the relative L2 distance of the logits of all documents is above the tolerance.
 """
 
@@ -18,6 +18,10 @@ from transformers import AutoConfig
 
 from common import die
 from packed import PADDING, alone_logits, eager, has_vision, model_class, packed_logits, read_batch, relative_l2
+
+
+# How names of a decoder begin, by age of the checkpoint; what begins otherwise sees.
+TEXT = ("language_model.", "model.language_model.", "model.layers.", "model.norm.", "model.embed_tokens.", "lm_head.")
 
 
 def load(directory: Path, config_file: str) -> torch.nn.Module:
@@ -46,8 +50,7 @@ def check_vision(directory: Path, original: Path) -> None:
     before, after = stored(original), stored(directory)
     if before.keys() != after.keys():
         die(f"{directory} has other tensors than {original}: {sorted(before.keys() ^ after.keys())}")
-    vision = [name for name in before if "language_model." not in name and not name.startswith(("model.layers.", "model.norm.",
-                                                                                              "model.embed_tokens.", "lm_head."))]  # fmt: skip
+    vision = [name for name in before if not name.startswith(TEXT)]
     for name in vision:
         if before[name].dtype != after[name].dtype or not torch.equal(before[name], after[name]):
             die(f"{directory}: {name} is not what it was in {original}")

@@ -126,6 +126,16 @@ TEST_F(BadInput, knobs_that_are_not_supported) {
   expect_refused({{"--model.path", model_with("hidden_act", "relu")}}, {"hidden_act", "relu"});
 }
 
+TEST_F(BadInput, what_text_of_a_vision_language_model_cannot_be) {
+  const std::string model = "test/fixtures/qwen3_vl";
+  write_text(dir_ / "text.jsonl", "{\"input_ids\":[5,6,7]}\n");
+  write_text(dir_ / "image.jsonl", "{\"input_ids\":[5,6,7]}\n{\"input_ids\":[5,95,7]}\n");
+  expect_refused({{"--model.path", model}, {"--data.train", dir_ / "image.jsonl"}},
+                 {"image.jsonl:2", "token 1 is 95", "features of an image"});
+  expect_refused({{"--model.path", model}, {"--data.train", dir_ / "text.jsonl"}, {"--model.init", "random"}},
+                 {"model.init random", "qwen3_vl", "model_type qwen3 with the keys of text_config"});
+}
+
 TEST_F(BadInput, documents) {
   expect_refused({{"--data.train", "no/such/*.jsonl"}}, {"no/such/*.jsonl"});
   expect_refused({{"--data.train", data_of("")}}, {"data.jsonl"});

@@ -121,6 +121,16 @@ TEST(TokenFile, documents_without_tokens_are_counted_and_left_out) {
   expect_error([&] { f.open("e.bin"); }, {"e.bin", "no documents"});
 }
 
+TEST(TokenFile, a_token_that_stands_for_an_image_is_named_when_the_file_is_opened) {
+  Files f;
+  f.write("a.jsonl", "{\"input_ids\":[1,2,9]}\n{\"input_ids\":[1,7,9],\"labels\":[-100,-100,9]}\n");
+  const auto open = [&](std::vector<int64_t> image_tokens) {
+    TokenFile(find_token_files(f.dir / "a.jsonl", "auto").at(0), kVocab, f.cache, {}, std::move(image_tokens));
+  };
+  for (const int64_t absent : {0, 3, 10, 59999}) EXPECT_NO_THROW(open({absent, 70000})) << absent;
+  expect_error([&] { open({70000, 7}); }, {"a.jsonl:2 (document 1)", "token 1 is 7", "features of an image"});
+}
+
 TEST(TokenFile, a_token_outside_the_vocabulary_is_named_with_document_and_place) {
   Files f;
   TestDocuments documents = make_documents(30, 50, 1000, 3, false);
