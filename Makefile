@@ -188,6 +188,15 @@ $(SIMT_TRAINER): $(SIMT_KERNELS:%=$(SIMT)/plain/%.o) $(SIMT)/plain/comm/nccl_com
                  $(patsubst %.cpp,$(B)/%.o,$(filter-out comm/nccl_none.cpp,$(filter comm/% data/% llama/%,$(SRC))))
 	$(SIMT_CXX) -fopenmp -o $@ $^ -lfmt -lpthread $(if $(filter 1,$(MPI)),$(shell $(MPICXX) --showme:link 2>/dev/null))
 
+# The benchmark of a GPU: on one, by scripts/gpu_check.sh, and there, to see that it runs.
+.PHONY: gpu-bench gpu-bench-path
+gpu-bench: $(B)/test/bench/gpu_bench
+gpu-bench-path:
+	@echo $(B)/test/bench/gpu_bench
+SIMT_BENCH := $(SIMT)/plain/gpu_bench
+$(SIMT_BENCH): $(SIMT_KERNELS:%=$(SIMT)/plain/%.o) $(SIMT)/host/test/bench/gpu_bench.o $(SIMT_HOST_OBJ) $(SIMT)/host/test/simt/checker_off.o
+	$(SIMT_CXX) -fopenmp -o $@ $^ -lfmt
+
 # Compiles everything that nvcc compiles, for every architecture; needs no GPU.
 .PHONY: nvcc-check nvcc-objects
 nvcc-check:
@@ -234,7 +243,7 @@ $(B)/test/distributed/%_test: $(B)/test/distributed/%_test.o $(B)/test/distribut
 .PHONY: test tests run-tests run-simt-tests
 test:
 	@scripts/install_deps.sh build test
-	@$(MAKE) -j$(JOBS) --no-print-directory all tests $(SIMT_TESTS) $(SIMT_TRAINER)
+	@$(MAKE) -j$(JOBS) --no-print-directory all tests $(SIMT_TESTS) $(SIMT_TRAINER) $(SIMT_BENCH)
 	@rm -f build/test.tally
 	@export TEST_TALLY=build/test.tally; status=0; \
 	  { $(MAKE) --no-print-directory run-simt-tests && $(MAKE) --no-print-directory run-tests; } 2>&1 | \
@@ -249,7 +258,7 @@ run-simt-tests:                         # of one thread each
 	@TEST_JOBS=$(JOBS) scripts/run_tests.sh $(SIMT_TESTS)
 
 # Unit tests and three steps of the demo with ASan and UBSan; without CUDA and MPI, whose libraries are not ours to check.
-.PHONY: test-sanitized run-unit-tests
+.PHONY: test-sanitized unit-test-programs run-unit-tests
 test-sanitized:
 	@scripts/install_deps.sh build test
 	@$(MAKE) -j$(JOBS) --no-print-directory SAN=1 CUDA=0 MPI=0 build/san/train_gpt $(UNIT_TESTS:$(B)/%=build/san/%)
@@ -257,8 +266,9 @@ test-sanitized:
 	build/san/train_gpt configs/demo.json --train.steps 3 --schedule.warmup_steps 1 --checkpoint.dir build/san/demo
 	@$(MAKE) --no-print-directory SAN=1 CUDA=0 MPI=0 run-unit-tests
 
+unit-test-programs: $(UNIT_TESTS)
 run-unit-tests:
-	@scripts/run_tests.sh $(UNIT_TESTS)
+	@TEST_JOBS=$(TEST_JOBS) scripts/run_tests.sh $(UNIT_TESTS)
 
 # ---- the reference: PyTorch + transformers, pinned, in .venv; .venv/hf4 is transformers 4 on the same torch
 .venv/ok: scripts/requirements.txt

@@ -8,6 +8,7 @@
 #include "layers/adamw.h"
 #include "layers/attention.h"
 #include "layers/core/rng.h"
+#include "layers/core/tensor_core.h"
 #include "layers/embedding.h"
 #include "layers/gated_act.h"
 #include "layers/grouped_linear.h"
@@ -75,6 +76,9 @@ class Bed {
         case DType::BF16:
           values.push_back(static_cast<float>(reinterpret_cast<const bf16*>(bytes.data())[i]));
           break;
+        case DType::I32:
+          values.push_back(reinterpret_cast<const int32_t*>(bytes.data())[i]);
+          break;
         case DType::F64:
           values.push_back(reinterpret_cast<const double*>(bytes.data())[i]);
           break;
@@ -108,6 +112,14 @@ std::vector<int32_t> some_tokens() {
     tokens.push_back(t % 3 == 0 ? 5 : static_cast<int32_t>(rng.uniform(static_cast<uint64_t>(t)) * V));
   }
   return tokens;
+}
+
+/// The instructions that kernels for matrices are made of.
+Outputs run_tensor_core(Bed& bed) {
+  Bed bf16_bed(bed.device, DType::BF16, true), fp32(bed.device, DType::F32, false);
+  const Tensor fragments = bed.zeros(DType::I32, {3, 32, 4}, "fragments"), sums = fp32.random({32, 2, 4}, "sums");
+  tensor_core_check(bed.device, fragments, sums, bf16_bed.random({16, 16}, "a"), bf16_bed.random({16, 16}, "b"));
+  return {bed.output(fragments), bed.output(sums)};
 }
 
 Outputs run_embedding(Bed& bed) {
@@ -316,6 +328,7 @@ struct Layer {
 };
 
 const Layer kLayers[] = {
+    {"ldmatrix, mma, cp.async", run_tensor_core},
     {"embedding", run_embedding},
     {"rmsnorm", [](Bed& bed) { return run_rmsnorm(bed, NormKind::LateCast); }},
     {"layernorm", [](Bed& bed) { return run_rmsnorm(bed, NormKind::LayerNorm); }},

@@ -132,6 +132,14 @@ TEST_F(Emulated, selftest_finds_all_layers_right) {
   EXPECT_NE(result.output.find("all layers are right"), std::string::npos) << result.output;
 }
 
+TEST_F(Emulated, the_benchmark_of_a_gpu_runs) {
+  const std::string bench = fs::path(kEmulatedTrainer).parent_path() / "gpu_bench";
+  const ProgramResult result = run_program({"--small"}, {}, bench.c_str());
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_NE(result.output.find("of a copy"), std::string::npos) << result.output;
+  EXPECT_NE(result.output.find("experts 128 x 64 x 64, backward"), std::string::npos) << result.output;
+}
+
 TEST_F(Emulated, a_run_that_does_not_fit_says_what_would) {
   const auto run = [&](const char* seq_len) {
     return run_program(arguments("stories260k", {"--train.device", "cuda", "--model.path",
