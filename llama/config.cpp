@@ -574,9 +574,9 @@ void look_at_tensors(ModelConfig& c, const Family& family, const SafetensorsDire
 
 }  // namespace
 
-nlohmann::json& text_part(nlohmann::json& hf) {
+nlohmann::json& text_part(const ModelConfig& config, nlohmann::json& hf) {
   const auto text = hf.find("text_config");
-  return text != hf.end() && text->is_object() ? *text : hf;
+  return config.has_vision && text != hf.end() && text->is_object() ? *text : hf;
 }
 
 ModelConfig load_model_config(const std::filesystem::path& path) {

@@ -170,8 +170,8 @@ ModelConfig load_model_config(const std::filesystem::path& path);
 /// The same from a parsed config.json; `where` is for messages.
 ModelConfig parse_model_config(const nlohmann::json& hf, const std::string& where);
 
-/// The part of a config.json that describes the text model: its `text_config`, or all of it.
-nlohmann::json& text_part(nlohmann::json& hf);
+/// The part of its config.json `hf` that describes the text model: all of it, or `text_config` where there is vision.
+nlohmann::json& text_part(const ModelConfig& config, nlohmann::json& hf);
 
 /// What config.json says in a saved checkpoint: opens with equal logits in transformers 4.57 and 5.24 (both RoPE
 /// layouts, both dtype keys, floats as floats). `torch_dtype` is "float32" or "bfloat16".

@@ -182,7 +182,7 @@ json config_to_save(const ModelConfig& config, const std::string& torch_dtype) {
   out["torch_dtype"] = out["dtype"] = torch_dtype;
   out.erase("quantization_config");  // weights are saved as they were trained
   if (config.has_vision && config.hf.empty()) out["text_config"] = json::object();
-  json& text = text_part(out);
+  json& text = text_part(config, out);
   save_sizes(text, config);
   save_maths(text, config, *family);
   save_layers(text, config, *family);

@@ -20,10 +20,10 @@ std::string rope_advice(const ModelConfig& model, int64_t seq_len) {
                               {"original_max_position_embeddings", model.max_position_embeddings}};
     scaling.update(model.ropes.front().mrope);
     nlohmann::json hf = model.hf;
-    text_part(hf)["rope_scaling"] = scaling;
+    text_part(model, hf)["rope_scaling"] = scaling;
     try {
       parse_model_config(hf, "");  // a family that has no yarn gets no such advice
-      const char* where = &text_part(hf) == &hf ? "config.json" : "text_config of config.json";
+      const char* where = &text_part(model, hf) == &hf ? "config.json" : "text_config of config.json";
       return fmt::format("; to extend it set in {} \"rope_scaling\": {}", where, scaling.dump());
     } catch (const Error&) {
     }

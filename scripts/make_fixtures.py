@@ -28,7 +28,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from common import die
-from packed import Batch, KeepFloat64, alone_logits, eager, has_vision, model_class, nll_sum, pack_rows, packed_logits
+from packed import Batch, KeepFloat64, alone_logits, eager, is_vision, model_class, nll_sum, pack_rows, packed_logits
 from packed import relative_l2, write_dump
 
 V, PAD = 97, 5
@@ -259,10 +259,6 @@ def quantize(model: torch.nn.Module, kind: str, seed: int) -> dict[str, torch.Te
             elif kind == "fp8" and "_proj" in name and name.endswith("weight"):
                 stored |= quantize_fp8(name, p, rng)
     return stored
-
-
-def is_vision(name: str, model: torch.nn.Module) -> bool:
-    return has_vision(model.config) and "language_model" not in name and not name.startswith("lm_head")
 
 
 def store_as_published(directory: Path) -> None:

@@ -111,6 +111,11 @@ def has_vision(config: transformers.PretrainedConfig) -> bool:
     return hasattr(config, "vision_config")
 
 
+def is_vision(name: str, model: torch.nn.Module) -> bool:
+    """Whether a parameter belongs to what sees."""
+    return has_vision(model.config) and "language_model" not in name and not name.startswith("lm_head")
+
+
 def model_class(config: transformers.PretrainedConfig) -> type:
     return transformers.AutoModelForImageTextToText if has_vision(config) else transformers.AutoModelForCausalLM
 

@@ -28,7 +28,7 @@ import transformers
 from transformers import AutoConfig
 
 from common import die, parse_record
-from packed import IGNORE, Batch, model_class, nll_sum, pack_rows, packed_logits, read_batch, write_dump
+from packed import IGNORE, Batch, is_vision, model_class, nll_sum, pack_rows, packed_logits, read_batch, write_dump
 from run_config import load_run_config
 from schedule import lr_at
 
@@ -145,13 +145,20 @@ def load_model(run: Config) -> torch.nn.Module:
         die(f"model.path: {path / 'config.json'}: no such file")
     config = AutoConfig.from_pretrained(path)
     softcap = getattr(config, "attn_logit_softcapping", None)
-    return model_class(config).from_pretrained(
+    model = model_class(config).from_pretrained(
         path, dtype=torch.float32, attn_implementation="eager" if softcap else "sdpa").train()  # fmt: skip
+    for name, p in model.named_parameters():
+        p.requires_grad_(not is_vision(name, model))
+    return model
+
+
+def trained(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
 def make_optimizer(model: torch.nn.Module, optimizer: dict[str, Any]) -> torch.optim.AdamW:
     groups: dict[bool, list[torch.nn.Parameter]] = {True: [], False: []}
-    for name, p in model.named_parameters():
+    for name, p in trained(model):
         groups[not any(fnmatch.fnmatchcase(name, pattern) for pattern in optimizer["no_decay"])].append(p)
     return torch.optim.AdamW(
         [{"params": groups[True], "weight_decay": optimizer["weight_decay"]}, {"params": groups[False], "weight_decay": 0.0}],
@@ -175,9 +182,9 @@ def backward(model: torch.nn.Module, batch: Batch, micro_batch_size: int, keep_l
 
 def clip_gradients(model: torch.nn.Module, max_norm: float) -> float:
     """Returns the norm before; max_norm 0 clips nothing. The formula of torch.nn.utils.clip_grad_norm_."""
-    norm = math.sqrt(sum(p.grad.double().square().sum().item() for p in model.parameters()))
+    norm = math.sqrt(sum(p.grad.double().square().sum().item() for _, p in trained(model)))
     scale = min(1.0, max_norm / (norm + 1e-6)) if max_norm > 0 else 1.0
-    for p in model.parameters():
+    for _, p in trained(model):
         p.grad.mul_(scale)
     return norm
 
@@ -200,7 +207,7 @@ def train(run: Config, args: argparse.Namespace) -> None:
             loss, logits = backward(model, batch, run["batch"]["micro_batch_size"], dumping and run["debug"]["dump_logits"])
             dump = batch.tensors()
             if dumping:
-                dump |= {f"grad/{name}": p.grad.clone() for name, p in model.named_parameters()}
+                dump |= {f"grad/{name}": p.grad.clone() for name, p in trained(model)}
             norm = clip_gradients(model, run["optimizer"]["max_grad_norm"])
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 die(f"step {step + 1}: loss {loss}, gradient norm {norm}; the weights were not changed")
@@ -217,7 +224,7 @@ def train(run: Config, args: argparse.Namespace) -> None:
             print(f"step {step + 1}/{steps}  loss {loss:.6f}  norm {norm:.4f}  lr {lr:.3e}  {record['tokens_per_s']:.0f} tokens/s")
             if dumping:
                 dump |= {"loss": torch.tensor([loss]), "grad_norm": torch.tensor([norm])}
-                dump |= {f"param/{name}": p for name, p in model.named_parameters()}
+                dump |= {f"param/{name}": p for name, p in trained(model)}
                 dump |= {"logits": torch.cat(logits)} if logits else {}
                 write_dump(args.dump / f"step_{step + 1:06d}.safetensors", dump)
     if args.save:

@@ -782,7 +782,9 @@ TEST(ConfigSave, granite_has_the_multipliers_that_were_read) {
 }
 
 TEST(ConfigSave, unknown_keys_are_carried_along) {
-  const json saved = config_to_save(parse(kPhi3_mini_128k.v4, {{"somebodys_key", {{"a", 1}}}}), "float32");
+  const json others = {{"somebodys_key", {{"a", 1}}}, {"text_config", {{"b", 2}}}};
+  const json saved = config_to_save(parse(kPhi3_mini_128k.v4, others), "float32");
+  EXPECT_EQ(saved["text_config"], others["text_config"]);  // of a model without vision: nothing
   EXPECT_EQ(saved["somebodys_key"]["a"], 1);
   EXPECT_EQ(saved["auto_map"]["AutoModelForCausalLM"], "modeling_phi3.Phi3ForCausalLM");
 }
