@@ -109,18 +109,20 @@ TEST_F(LinearCuda, a_bias_that_cublaslt_cannot_add_costs_no_rounding) {
   }
 }
 
-// N is a multiple of a pack, so that the pointers alone decide.
-TEST_F(LinearCuda, one_tensor_out_of_line_is_enough_for_single_elements) {
-  simt_options().blas_adds_bias = false;
-  Device other = Device::cuda(0);
-  for (const DType dtype : {DType::F32, DType::BF16}) {
-    const Inputs in({3, 2, 264}, dtype);
-    const HostTensor aligned = in.on_cuda(other).y;
-    DeviceTensor x(other, in.x), w(other, in.w);
-    for (const bool is_y : {false, true}) {
-      DeviceTensor b(other, in.b, is_y ? 0 : 1), y(other, dtype, in.y.shape(), is_y ? 1 : 0);
-      linear_forward(other, y, x, w, b);
-      EXPECT_TRUE(y.to_host().bit_equal(aligned)) << name_of(dtype) << (is_y ? " y" : " b");
+// N is a multiple of a pack, so that the pointers alone decide: of our kernel, and of the algorithm of cuBLASLt.
+TEST_F(LinearCuda, one_tensor_out_of_line_is_enough) {
+  for (const bool adds_bias : {true, false}) {
+    simt_options().blas_adds_bias = adds_bias;
+    Device other = Device::cuda(0);
+    for (const DType dtype : {DType::F32, DType::BF16}) {
+      const Inputs in({3, 2, 264}, dtype);
+      const HostTensor aligned = in.on_cuda(other).y;
+      DeviceTensor x(other, in.x), w(other, in.w);
+      for (const bool is_y : {false, true}) {
+        DeviceTensor b(other, in.b, is_y ? 0 : 1), y(other, dtype, in.y.shape(), is_y ? 1 : 0);
+        linear_forward(other, y, x, w, b);
+        EXPECT_TRUE(y.to_host().bit_equal(aligned)) << name_of(dtype) << (is_y ? " y" : " b") << " " << adds_bias;
+      }
     }
   }
 }
@@ -147,6 +149,9 @@ TEST_F(LinearCuda, no_rows_are_no_work_and_an_empty_sum_is_zero) {
     const HostTensor y = empty.on_cuda(cuda).y;
     for (int64_t i = 0; i < y.numel(); i++) EXPECT_EQ(y.get(i), empty.b.get(i % 5));
   }
+  DeviceTensor x(cuda, empty.x), w(cuda, empty.w), y(cuda, DType::F32, {3, 5});
+  linear_forward(cuda, y, x, w, {});
+  for (int64_t i = 0; i < 15; i++) EXPECT_EQ(y.to_host().get(i), 0);
 }
 
 TEST_F(LinearCuda, null_gradients_are_skipped) {

@@ -321,7 +321,7 @@ program() {
 }
 # A mutant may leave a name unused.
 compile() { make -s -C "$scratch" WARN=-w "$(program "$1" "$2")" > "$scratch/log" 2>&1; }
-passes() { (cd "$scratch" && timeout 600 "$(program "$1" "$2")" --gtest_brief=1 > "$scratch/log" 2>&1); }
+passes() { (cd "$scratch" && timeout 600 "$(program "$1" "$2")" --gtest_brief=1 --gtest_fail_fast > "$scratch/log" 2>&1); }
 
 chosen=$([ $# -gt 0 ] && echo "$@" || echo "${!mutants[@]}")
 for file in $(for i in $chosen; do echo "${mutants[$i]%%|*}"; done | sort -u); do
