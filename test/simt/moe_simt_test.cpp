@@ -284,6 +284,36 @@ TEST_F(MoeCuda, the_sum_may_replace_its_addend) {
   }
 }
 
+// Packs need every pointer to be aligned.
+TEST_F(MoeCuda, one_misaligned_tensor_among_aligned_ones) {
+  const Rows in({33, 24, {5, 2}}, DType::BF16);
+  const RowOutputs expected = in.on_cuda(cuda);
+  OwnedRouting<DeviceTensor> r = {{cuda, in.routing.experts},
+                                  {cuda, in.routing.rows},
+                                  {cuda, in.routing.slots},
+                                  {cuda, in.routing.row_weights},
+                                  {cuda, in.routing.offsets}};
+  for (int odd = 0; odd < 8; odd++) {
+    const auto offset = [&](int which) { return odd == which ? 1 : 0; };
+    DeviceTensor from(cuda, in.from, offset(0)), bias(cuda, in.bias, offset(1)), shared(cuda, in.shared, offset(2)),
+        addend(cuda, in.addend, offset(3)), to(cuda, in.dtype, in.x.shape(), offset(4)), x(cuda, in.x, offset(5)),
+        gathered(cuda, in.dtype, in.from.shape(), offset(6)), d_to(cuda, in.d_to, offset(7)),
+        d_shared(cuda, in.dtype, in.x.shape(), offset(4)), gate(cuda, in.gate), d_gate(cuda, in.dtype, in.gate.shape()),
+        d_bias(cuda, in.d_bias), d_weights(cuda, in.d_row_weights);
+    route_combine(cuda, to, from, r, {bias, shared, gate, addend});
+    route_gather(cuda, gathered, x, r);
+    route_bias_backward(cuda, d_bias, d_weights, d_to, bias, r);
+    shared_gate_backward(cuda, d_shared, d_gate, d_to, shared, gate);
+    EXPECT_TRUE(to.to_host().bit_equal(expected.combined)) << odd;
+    EXPECT_TRUE(gathered.to_host().bit_equal(expected.gathered)) << odd;
+    EXPECT_TRUE(d_shared.to_host().bit_equal(expected.d_shared)) << odd;
+    // Other widths add up in another order.
+    expect_elements_near(d_weights.to_host(), expected.d_row_weights, 1e-5, 1e-5, "d_row_weights");
+    expect_elements_near(d_gate.to_host(), expected.d_gate, 0x1p-7, 1e-5, "d_gate");
+    expect_elements_near(d_bias.to_host(), expected.d_bias, 1e-5, 1e-5, "d_bias");
+  }
+}
+
 TEST_F(MoeCuda, a_term_that_is_not_there_is_not_added) {
   const Rows in({33, 24, {5, 2}}, DType::F32);
   Device cpu = Device::cpu();
