@@ -82,11 +82,14 @@ struct Inputs {
     return out;
   }
 
-  /// `offset`: elements between a tensor and an aligned address.
-  Outputs on_cuda(Device& cuda, int64_t offset = 0) const {
-    DeviceTensor offsets_(cuda, offsets), x_(cuda, x, offset), w_(cuda, w, offset), b_(cuda, b, offset),
-        dy_(cuda, dy, offset), dw_(cuda, dw, offset), db_(cuda, db, offset), y_(cuda, dtype, dy.shape(), offset),
-        plain(cuda, dtype, dy.shape(), offset), dx_(cuda, dtype, x.shape(), offset);
+  /// `odd`: a bit for each tensor that lies an element behind an aligned address.
+  static constexpr unsigned kNumTensors = 9;
+  Outputs on_cuda(Device& cuda, unsigned odd = 0) const {
+    const auto offset = [&](unsigned tensor) { return int64_t{odd >> tensor & 1}; };
+    DeviceTensor offsets_(cuda, offsets), x_(cuda, x, offset(0)), w_(cuda, w, offset(1)), b_(cuda, b, offset(2)),
+        dy_(cuda, dy, offset(3)), dw_(cuda, dw, offset(4)), db_(cuda, db, offset(5)),
+        y_(cuda, dtype, dy.shape(), offset(6)), plain(cuda, dtype, dy.shape(), offset(7)),
+        dx_(cuda, dtype, x.shape(), offset(8));
     grouped_linear_forward(cuda, y_, x_, w_, b_, offsets_, layout);
     grouped_linear_forward(cuda, plain, x_, w_, {}, offsets_, layout);
     grouped_linear_backward(cuda, dx_, dw_, db_, dy_, x_, w_, offsets_, layout);
@@ -94,11 +97,11 @@ struct Inputs {
   }
 };
 
-std::string describe(const Inputs& in, int64_t offset = 0) {
+std::string describe(const Inputs& in, unsigned odd = 0) {
   std::string rows;
   for (const int64_t n : in.c.rows) rows += fmt::format(" {}", n);
-  return fmt::format("{} rows{} K {} N {} {} offset {}", name_of(in.dtype), rows, in.K, in.N,
-                     in.layout == WeightLayout::OutIn ? "(N, K)" : "(K, N)", offset);
+  return fmt::format("{} rows{} K {} N {} {} odd {:b}", name_of(in.dtype), rows, in.K, in.N,
+                     in.layout == WeightLayout::OutIn ? "(N, K)" : "(K, N)", odd);
 }
 
 bool bit_equal(const Outputs& a, const Outputs& b) {
@@ -137,10 +140,14 @@ TEST_F(GroupedLinearCuda, alignment_changes_no_bit) {
       for (const DType dtype : {DType::F32, DType::BF16}) {
         const Inputs in(c, layout, dtype);
         Outputs aligned = in.on_cuda(cuda);
-        const Outputs offset = in.on_cuda(cuda, 1);
-        expect_sums_near(offset.db, in.on_cpu().db, in.R, "db");  // whose columns are cut otherwise
-        aligned.db = offset.db;
-        EXPECT_TRUE(bit_equal(offset, aligned)) << describe(in, 1);
+        const HostTensor db = in.on_cpu().db;
+        for (unsigned i = 0; i <= Inputs::kNumTensors; i++) {  // one of them, or all
+          const unsigned odd = i < Inputs::kNumTensors ? 1u << i : ~0u;
+          const Outputs offset = in.on_cuda(cuda, odd);
+          expect_sums_near(offset.db, db, in.R, "db");  // whose columns are cut otherwise
+          aligned.db = offset.db;
+          EXPECT_TRUE(bit_equal(offset, aligned)) << describe(in, odd);
+        }
       }
     }
   }

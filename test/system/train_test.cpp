@@ -272,6 +272,43 @@ TEST(Plan, plan_prints_everything_and_touches_nothing) {
   EXPECT_FALSE(std::filesystem::exists(dir / "run"));
 }
 
+// With the shape of its model, or one like it, in place of a checkpoint.
+TEST(Plan, every_recipe_is_planned) {
+  const std::map<std::string, const char*> of_shape = {{"sft_command_r7b", "command_r_7b"},
+                                                       {"sft_deepseek_v3", "deepseek_v3"},
+                                                       {"sft_glm4_9b", "glm_4_9b"},
+                                                       {"sft_glm_4.5_air", "glm_4.5_air"},
+                                                       {"sft_gpt_oss_20b", "gpt_oss_20b"},
+                                                       {"sft_granite_2b", "granite_3.1_2b"},
+                                                       {"sft_llama_1b", "qwen2.5_1.5b"},
+                                                       {"sft_mixtral_8x7b", "mixtral_8x7b"},
+                                                       {"sft_qwen1.5_moe_a2.7b", "qwen1.5_moe_a2.7b"},
+                                                       {"sft_qwen3_30b_a3b", "qwen3_30b_a3b"}};
+  const TemporaryDirectory dir;
+  std::ofstream(dir / "text.jsonl") << "{\"input_ids\":[5,6,7,8]}\n";
+  size_t num_recipes = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("configs")) {
+    if (entry.path().extension() != ".json") continue;
+    num_recipes++;
+    const std::string name = entry.path().stem();
+    std::vector<std::string> arguments = {entry.path(), "--plan"};
+    if (name.starts_with("sft_")) {
+      arguments.insert(arguments.end(),
+                       {"--world", "64", "--batch.global_batch_size", "64", "--data.train", dir / "text.jsonl",
+                        "--data.cache_dir", dir / "cache", "--train.steps", "100", "--train.epochs", "null"});
+    }
+    if (name == "sft_gemma3_4b") arguments.insert(arguments.end(), {"--model.path", "test/fixtures/gemma3"});
+    if (const auto shape = of_shape.find(name); shape != of_shape.end()) {
+      arguments.insert(arguments.end(), {"--model.path", std::string("configs/models/") + shape->second + ".json",
+                                         "--model.init", "random"});
+    }
+    const ProgramResult result = run_program(arguments);
+    EXPECT_EQ(result.exit_code, 0) << name << ": " << result.output;
+    EXPECT_NE(result.output.find("<- this run"), std::string::npos) << name << ": " << result.output;
+  }
+  EXPECT_GE(num_recipes, of_shape.size() + 5);
+}
+
 // Rows are full (concat), so that every planned byte is touched.
 TEST(Plan, peak_memory_is_within_5_percent_of_the_plan) {
   struct Case {
