@@ -11,30 +11,30 @@
 #include "llama/mla_block.h"
 #include "llama/moe_block.h"
 
-namespace {
-
-/// The first elements of a buffer that was placed for the largest T.
-Tensor first(Tensor buffer, Shape shape) {
+Tensor at_size(Tensor buffer, Shape shape) {
   if (!buffer) return buffer;
   return buffer.reshaped({buffer.numel()}).rows(0, shape.numel()).reshaped(shape);
 }
+
+namespace {
 
 /// The saved tensors of a block at the T of this batch.
 BlockActivations at_size(const BlockActivations& a, const ModelConfig& c, const BlockInputs& in) {
   const UlyssesShape heads = ulysses_shape(c, in.parts());
   const int64_t T = in.T, all_T = T * in.parts(), C = c.hidden_size, F = c.intermediate_size;
   BlockActivations v;
-  v.attn_in = first(a.attn_in, {T, C}), v.attn_in_rstd = first(a.attn_in_rstd, {T});
-  v.qkv_raw = first(a.qkv_raw, {T, c.num_heads + 2 * c.num_kv_heads, c.head_dim});
-  if (a.qk_rstd) v.qk_rstd = first(a.qk_rstd, {T, a.qk_rstd.shape[1]});
-  v.qkv = first(a.qkv, {all_T, heads.part_qkv_heads(), c.head_dim});
-  v.attn = first(a.attn, {all_T, heads.part_heads(), c.head_dim}), v.lse = first(a.lse, {heads.part_heads(), all_T});
-  v.attn_mine = first(in.ulysses ? a.attn_mine : a.attn, {T, c.num_heads, c.head_dim});
-  v.attn_out = first(a.attn_out, {T, C}), v.attn_out_rstd = first(a.attn_out_rstd, {T});
-  v.mid = first(a.mid, {T, C});
-  v.mlp_in = first(a.mlp_in, {T, C}), v.mlp_in_rstd = first(a.mlp_in_rstd, {T});
-  v.gate_up = first(a.gate_up, {T, 2 * F}), v.act = first(a.act, {T, F});
-  v.mlp_out = first(a.mlp_out, {T, C}), v.mlp_out_rstd = first(a.mlp_out_rstd, {T});
+  v.attn_in = at_size(a.attn_in, {T, C}), v.attn_in_rstd = at_size(a.attn_in_rstd, {T});
+  v.qkv_raw = at_size(a.qkv_raw, {T, c.num_heads + 2 * c.num_kv_heads, c.head_dim});
+  if (a.qk_rstd) v.qk_rstd = at_size(a.qk_rstd, {T, a.qk_rstd.shape[1]});
+  v.qkv = at_size(a.qkv, {all_T, heads.part_qkv_heads(), c.head_dim});
+  v.attn = at_size(a.attn, {all_T, heads.part_heads(), c.head_dim}),
+  v.lse = at_size(a.lse, {heads.part_heads(), all_T});
+  v.attn_mine = at_size(in.ulysses ? a.attn_mine : a.attn, {T, c.num_heads, c.head_dim});
+  v.attn_out = at_size(a.attn_out, {T, C}), v.attn_out_rstd = at_size(a.attn_out_rstd, {T});
+  v.mid = at_size(a.mid, {T, C});
+  v.mlp_in = at_size(a.mlp_in, {T, C}), v.mlp_in_rstd = at_size(a.mlp_in_rstd, {T});
+  v.gate_up = at_size(a.gate_up, {T, 2 * F}), v.act = at_size(a.act, {T, F});
+  v.mlp_out = at_size(a.mlp_out, {T, C}), v.mlp_out_rstd = at_size(a.mlp_out_rstd, {T});
   v.mla = a.mla, v.moe = a.moe;
   return v;
 }
@@ -43,14 +43,14 @@ BlockScratch at_size(const BlockScratch& s, const ModelConfig& c, const BlockInp
   const UlyssesShape heads = ulysses_shape(c, in.parts());
   const int64_t T = in.T, all_T = T * in.parts();
   BlockScratch v;
-  v.branch = first(s.branch, {T, c.hidden_size}), v.d_branch = first(s.d_branch, {T, c.hidden_size});
-  v.d_act = first(s.d_act, {T, c.intermediate_size});
-  v.d_attn = first(s.d_attn, {T, c.num_heads, c.head_dim});
-  v.dqkv = first(s.dqkv, {T, c.num_heads + 2 * c.num_kv_heads, c.head_dim});
+  v.branch = at_size(s.branch, {T, c.hidden_size}), v.d_branch = at_size(s.d_branch, {T, c.hidden_size});
+  v.d_act = at_size(s.d_act, {T, c.intermediate_size});
+  v.d_attn = at_size(s.d_attn, {T, c.num_heads, c.head_dim});
+  v.dqkv = at_size(s.dqkv, {T, c.num_heads + 2 * c.num_kv_heads, c.head_dim});
   v.attention_workspace = s.attention_workspace;
   v.mla = s.mla, v.moe = s.moe;
-  v.d_attn_all = first(in.ulysses ? s.d_attn_all : s.d_attn, {all_T, heads.part_heads(), c.head_dim});
-  v.dqkv_all = first(in.ulysses ? s.dqkv_all : s.dqkv, {all_T, heads.part_qkv_heads(), c.head_dim});
+  v.d_attn_all = at_size(in.ulysses ? s.d_attn_all : s.d_attn, {all_T, heads.part_heads(), c.head_dim});
+  v.dqkv_all = at_size(in.ulysses ? s.dqkv_all : s.dqkv, {all_T, heads.part_qkv_heads(), c.head_dim});
   return v;
 }
 

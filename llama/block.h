@@ -95,6 +95,9 @@ struct RouterStatistics {
   Tensor probabilities;  ///< (E) F64: sum of softmax(logits); null without a load-balancing loss
 };
 
+/// The first elements of a buffer that was placed for the largest T, at the T of this batch. Null stays null.
+Tensor at_size(Tensor buffer, Shape shape);
+
 /// How the heads of this model are dealt to P ranks.
 UlyssesShape ulysses_shape(const ModelConfig& config, int64_t P);
 

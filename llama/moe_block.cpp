@@ -5,23 +5,18 @@
 
 namespace {
 
-Tensor first(Tensor buffer, Shape shape) {
-  if (!buffer) return buffer;
-  return buffer.reshaped({buffer.numel()}).rows(0, shape.numel()).reshaped(shape);
-}
-
 /// The saved tensors and the scratch at the T of this batch.
 MoeActivations at_size(const MoeActivations& a, const ModelConfig& c, int64_t T) {
   const MoeConfig& moe = c.moe;
   const int64_t k = moe.router.top_k, E = moe.router.num_experts, R = T * k, F = moe.intermediate_size,
                 S = moe.shared_intermediate_size, C = c.hidden_size;
   MoeActivations v;
-  v.logits = first(a.logits, {T, E});
-  v.routing = {first(a.routing.experts, {T, k}), first(a.routing.rows, {T, k}), first(a.routing.slots, {R}),
-               first(a.routing.row_weights, {R}), a.routing.offsets};
-  v.gate_up = first(a.gate_up, {R, 2 * F}), v.act = first(a.act, {R, F});
-  v.shared_gate_up = first(a.shared_gate_up, {T, 2 * S}), v.shared_act = first(a.shared_act, {T, S});
-  v.shared_out = first(a.shared_out, {T, C}), v.shared_gate = first(a.shared_gate, {T, 1});
+  v.logits = at_size(a.logits, {T, E});
+  v.routing = {at_size(a.routing.experts, {T, k}), at_size(a.routing.rows, {T, k}), at_size(a.routing.slots, {R}),
+               at_size(a.routing.row_weights, {R}), a.routing.offsets};
+  v.gate_up = at_size(a.gate_up, {R, 2 * F}), v.act = at_size(a.act, {R, F});
+  v.shared_gate_up = at_size(a.shared_gate_up, {T, 2 * S}), v.shared_act = at_size(a.shared_act, {T, S});
+  v.shared_out = at_size(a.shared_out, {T, C}), v.shared_gate = at_size(a.shared_gate, {T, 1});
   return v;
 }
 
@@ -29,11 +24,11 @@ MoeScratch at_size(const MoeScratch& s, const ModelConfig& c, int64_t T) {
   const MoeConfig& moe = c.moe;
   const int64_t R = T * moe.router.top_k, C = c.hidden_size;
   MoeScratch v;
-  v.rows_in = first(s.rows_in, {R, C}), v.rows_out = first(s.rows_out, {R, C});
-  v.d_act = first(s.d_act, {R, moe.intermediate_size}), v.d_row_weights = first(s.d_row_weights, {R});
-  v.d_logits = first(s.d_logits, {T, moe.router.num_experts});
-  v.d_shared = first(s.d_shared, {T, C}), v.d_shared_act = first(s.d_shared_act, {T, moe.shared_intermediate_size});
-  v.d_shared_gate = first(s.d_shared_gate, {T, 1}), v.dx = first(s.dx, {T, C});
+  v.rows_in = at_size(s.rows_in, {R, C}), v.rows_out = at_size(s.rows_out, {R, C});
+  v.d_act = at_size(s.d_act, {R, moe.intermediate_size}), v.d_row_weights = at_size(s.d_row_weights, {R});
+  v.d_logits = at_size(s.d_logits, {T, moe.router.num_experts});
+  v.d_shared = at_size(s.d_shared, {T, C}), v.d_shared_act = at_size(s.d_shared_act, {T, moe.shared_intermediate_size});
+  v.d_shared_gate = at_size(s.d_shared_gate, {T, 1}), v.dx = at_size(s.dx, {T, C});
   return v;
 }
 

@@ -26,7 +26,7 @@ CASES = {
     "dense": dict(model="bench_v8192", seq_len=512, rows=4, lengths=(512, 512), steps=6, recompute=False),
     "packed": dict(model="bench_v8192", seq_len=4096, rows=1, lengths=(200, 400), steps=4, recompute=False),
     # Qwen3-30B-A3B scaled down: 8 of 64 experts of 3/8 the width
-    "experts": dict(model="bench_qwen3_moe", seq_len=512, rows=4, lengths=(512, 512), steps=5, recompute=False),
+    "experts": dict(model="bench_qwen3_moe", seq_len=512, rows=8, lengths=(512, 512), steps=5, recompute=False),
     "memory": dict(model="bench_v32000", seq_len=8192, rows=1, lengths=(200, 400), steps=3, recompute=False),
     "memory_recompute": dict(model="bench_v32000", seq_len=8192, rows=1, lengths=(200, 400), steps=3, recompute=True),
 }
