@@ -31,6 +31,7 @@ MATRIX_KERNELS = {
     "attention_backward_keys_kernel",
     "grouped_rows_kernel",
     "grouped_weights_kernel",
+    "tensor_core_check_kernel",
 }
 REGISTERS_PER_SM, MAX_WARPS_PER_SM = 65536, 64
 
