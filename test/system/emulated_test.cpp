@@ -93,6 +93,10 @@ TEST_F(Emulated, mixtures_of_experts_have_the_gradients_of_the_cpu) {
   }
 }
 
+TEST_F(Emulated, text_of_vision_language_models_has_the_gradients_of_the_cpu) {
+  for (const char* model : {"qwen3_vl", "qwen3_vl_moe"}) compare(model, "fp32", kFp32);
+}
+
 // Heads of a width that it takes, a window that is shorter than a document.
 TEST_F(Emulated, attention_by_cudnn_has_the_gradients_of_the_cpu) {
   auto config = nlohmann::json::parse(read_text("test/fixtures/mistral/config.json"));
