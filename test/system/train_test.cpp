@@ -88,6 +88,35 @@ TEST(Train, experts_resume_bit_equal_and_their_load_is_in_the_log) {
   }
 }
 
+// A step that is too small to change a bit: every tensor is saved under its name with its value. Quantised weights are
+// decoded, and have other names.
+TEST(Train, every_family_is_saved_as_it_was_loaded) {
+  const TemporaryDirectory dir;
+  std::ofstream(dir / "data.jsonl") << "{\"input_ids\":[6,7,8,9]}\n";
+  size_t num_fixtures = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("test/fixtures")) {
+    if (!std::filesystem::exists(entry.path() / "config.json")) continue;
+    if (nlohmann::json::parse(read_text(entry.path() / "config.json")).contains("quantization_config")) continue;
+    std::filesystem::remove_all(dir / "run");
+    const ProgramResult result = run_program(
+        small_run(dir, {"--model.path", entry.path(), "--data.train", dir / "data.jsonl", "--data.seq_len", "8",
+                        "--batch.global_batch_size", "1", "--batch.micro_batch_size", "1", "--train.steps", "1",
+                        "--schedule.name", "constant", "--schedule.warmup_steps", "0", "--optimizer.lr", "1e-30"}));
+    ASSERT_EQ(result.exit_code, 0) << entry.path() << result.output;
+    const SafetensorsDirectory before(entry.path()), after(step_dir(dir, 1));
+    for (const std::string& name : before.names()) {
+      ASSERT_TRUE(after.contains(name)) << entry.path() << " " << name;
+      const int64_t n = before.info(name).numel();
+      ASSERT_EQ(after.info(name).shape, before.info(name).shape) << entry.path() << " " << name;
+      std::vector<double> a(static_cast<size_t>(n)), b(static_cast<size_t>(n));
+      before.read(name, 0, n, DType::F64, a.data()), after.read(name, 0, n, DType::F64, b.data());
+      EXPECT_EQ(a, b) << entry.path() << " " << name;
+    }
+    num_fixtures++;
+  }
+  EXPECT_GT(num_fixtures, 40u);
+}
+
 // The last layer of the fixture plays one of those.
 TEST(Train, layers_that_predict_further_tokens_are_left_out_and_the_log_says_so) {
   const TemporaryDirectory dir;
