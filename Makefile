@@ -320,7 +320,7 @@ CLANGXX ?= clang++
 FUZZ_SECONDS ?= 10
 FUZZERS  := $(patsubst test/fuzz/%.cpp,build/fuzz/%,$(sort $(wildcard test/fuzz/*_fuzz.cpp)))
 FUZZ_OBJ := $(patsubst %.cpp,build/fuzz/obj/%.o,$(sort $(wildcard layers/core/*.cpp data/*.cpp \
-              llama/checkpoint_dir.cpp llama/config*.cpp llama/family.cpp llama/human_number.cpp llama/params.cpp llama/rope_tables.cpp llama/run_*.cpp \
+              llama/checkpoint_dir.cpp llama/config*.cpp llama/family*.cpp llama/human_number.cpp llama/params.cpp llama/rope_tables.cpp llama/run_*.cpp \
               llama/schedule.cpp)))
 FUZZ_FLAGS := -std=c++20 -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 # clang has its own OpenMP or none, and cannot read GCC's header: one thread serves, its pragmas are ignored.
