@@ -1,23 +1,17 @@
 // Mixtures of experts, sinks and latent attention in config.json: defaults, aliases, which layers, what is refused, and
 // that what is saved is read back as it was.
-#include "llama/config.h"
-
-#include "test/testing.h"
+#include "test/config_testing.h"
 
 namespace {
 
 using nlohmann::json;
 
-ModelConfig parse(const char* type, const json& patch = json::object()) {
+/// The config.json of a family with all defaults, but for `patch`.
+json of_family(const char* type, const json& patch = json::object()) {
   json hf = {{"model_type", type}};
   if (type == std::string("glm4_moe")) hf["head_dim"] = 128;  // its default width is no multiple of its heads
   if (!patch.is_null()) hf.update(patch);
-  return parse_model_config(hf, "dir/config.json");
-}
-
-void expect_refusal(const char* type, const json& patch, const std::vector<std::string>& parts) {
-  const std::string message = error_of([&] { parse(type, patch); });
-  for (const std::string& part : parts) EXPECT_NE(message.find(part), std::string::npos) << patch << "\n  " << message;
+  return hf;
 }
 
 std::string moe_layers(const ModelConfig& config) {
@@ -27,8 +21,9 @@ std::string moe_layers(const ModelConfig& config) {
 }
 
 TEST(MoeConfig, absent_keys_take_the_defaults_of_the_family) {
-  const ModelConfig mixtral = parse("mixtral"), qwen2 = parse("qwen2_moe"), qwen3 = parse("qwen3_moe"),
-                    glm = parse("glm4_moe"), oss = parse("gpt_oss"), deepseek = parse("deepseek_v3");
+  const ModelConfig mixtral = parse(of_family("mixtral")), qwen2 = parse(of_family("qwen2_moe")),
+                    qwen3 = parse(of_family("qwen3_moe")), glm = parse(of_family("glm4_moe")),
+                    oss = parse(of_family("gpt_oss")), deepseek = parse(of_family("deepseek_v3"));
   EXPECT_EQ(mixtral.moe.router.num_experts, 8);
   EXPECT_EQ(mixtral.moe.router.top_k, 2);
   EXPECT_EQ(mixtral.moe.intermediate_size, 14336);
@@ -58,23 +53,24 @@ TEST(MoeConfig, absent_keys_take_the_defaults_of_the_family) {
 }
 
 TEST(MoeConfig, the_temperature_of_yarn_is_in_the_scale_of_latent_attention) {
-  const ModelConfig c = parse("deepseek_v3", {{"rope_scaling",
-                                               {{"type", "yarn"},
-                                                {"factor", 40},
-                                                {"mscale", 1.0},
-                                                {"mscale_all_dim", 1.0},
-                                                {"original_max_position_embeddings", 4096}}}});
+  const ModelConfig c = parse(of_family("deepseek_v3", {{"rope_scaling",
+                                                         {{"type", "yarn"},
+                                                          {"factor", 40},
+                                                          {"mscale", 1.0},
+                                                          {"mscale_all_dim", 1.0},
+                                                          {"original_max_position_embeddings", 4096}}}}));
   EXPECT_NEAR(c.attention_scale, 0.13523378, 1e-8);
   EXPECT_EQ(make_rope_table(c.ropes[0], 1).attention_factor, 1);
 }
 
 TEST(MoeConfig, other_names_of_the_number_of_experts) {
-  EXPECT_EQ(parse("qwen3_moe", {{"num_local_experts", 16}}).moe.router.num_experts, 16);
-  EXPECT_EQ(parse("mixtral", {{"num_experts", 4}}).moe.router.num_experts, 4);
-  EXPECT_EQ(parse("deepseek_v3", {{"num_local_experts", 16}, {"n_group", 4}}).moe.router.num_experts, 16);
-  expect_refusal("mixtral", {{"num_experts", 4}, {"num_local_experts", 8}}, {"num_experts", "another number"});
-  expect_refusal("qwen2_moe", {{"num_local_experts", 4}}, {"num_local_experts", "ignores"});
-  expect_refusal("qwen2", {{"num_experts", 4}}, {"num_experts", "no experts"});
+  EXPECT_EQ(parse(of_family("qwen3_moe", {{"num_local_experts", 16}})).moe.router.num_experts, 16);
+  EXPECT_EQ(parse(of_family("mixtral", {{"num_experts", 4}})).moe.router.num_experts, 4);
+  EXPECT_EQ(parse(of_family("deepseek_v3", {{"num_local_experts", 16}, {"n_group", 4}})).moe.router.num_experts, 16);
+  expect_refusal(of_family("mixtral", {{"num_experts", 4}, {"num_local_experts", 8}}),
+                 {"num_experts", "another number"});
+  expect_refusal(of_family("qwen2_moe", {{"num_local_experts", 4}}), {"num_local_experts", "ignores"});
+  expect_refusal(of_family("qwen2", {{"num_experts", 4}}), {"num_experts", "no experts"});
 }
 
 TEST(MoeConfig, which_layers_have_experts) {
@@ -83,13 +79,13 @@ TEST(MoeConfig, which_layers_have_experts) {
     patch.update(four);
     return patch;
   };
-  EXPECT_EQ(moe_layers(parse("qwen3_moe", with({{"decoder_sparse_step", 2}}))), ".e.e");
-  EXPECT_EQ(moe_layers(parse("qwen3_moe", with({{"mlp_only_layers", {0, 3}}}))), ".ee.");
-  EXPECT_EQ(moe_layers(parse("deepseek_v3", with({{"first_k_dense_replace", 0}}))), "eeee");
-  const ModelConfig dense = parse("glm4_moe", with({{"first_k_dense_replace", 9}}));
+  EXPECT_EQ(moe_layers(parse(of_family("qwen3_moe", with({{"decoder_sparse_step", 2}})))), ".e.e");
+  EXPECT_EQ(moe_layers(parse(of_family("qwen3_moe", with({{"mlp_only_layers", {0, 3}}})))), ".ee.");
+  EXPECT_EQ(moe_layers(parse(of_family("deepseek_v3", with({{"first_k_dense_replace", 0}})))), "eeee");
+  const ModelConfig dense = parse(of_family("glm4_moe", with({{"first_k_dense_replace", 9}})));
   EXPECT_EQ(moe_layers(dense), "....");
   EXPECT_FALSE(dense.moe);
-  expect_refusal("qwen3_moe", with({{"mlp_only_layers", {4}}}), {"mlp_only_layers", "4 is no layer of 4"});
+  expect_refusal(of_family("qwen3_moe", with({{"mlp_only_layers", {4}}})), {"mlp_only_layers", "4 is no layer of 4"});
 }
 
 TEST(MoeConfig, what_would_be_ignored_or_is_not_supported_is_refused) {
@@ -112,13 +108,15 @@ TEST(MoeConfig, what_would_be_ignored_or_is_not_supported_is_refused) {
        {{"quantization_config", {{"quant_method", "fp8"}, {"weight_block_size", {64, 64}}}}},
        {"quantization_config", "[128, 128]"}},
   };
-  for (const auto& c : kCases) expect_refusal(c.type, c.patch, c.parts);
+  for (const auto& c : kCases) expect_refusal(of_family(c.type, c.patch), c.parts);
 }
 
 TEST(MoeConfig, the_loss_of_the_load_is_on_when_the_config_asks_for_it) {
-  EXPECT_EQ(parse("qwen3_moe").moe.balance_coef, 0);
-  EXPECT_EQ(parse("qwen3_moe", {{"output_router_logits", true}}).moe.balance_coef, 1e-3);
-  EXPECT_EQ(parse("mixtral", {{"output_router_logits", true}, {"router_aux_loss_coef", 0.02}}).moe.balance_coef, 0.02);
+  EXPECT_EQ(parse(of_family("qwen3_moe")).moe.balance_coef, 0);
+  EXPECT_EQ(parse(of_family("qwen3_moe", {{"output_router_logits", true}})).moe.balance_coef, 1e-3);
+  EXPECT_EQ(
+      parse(of_family("mixtral", {{"output_router_logits", true}, {"router_aux_loss_coef", 0.02}})).moe.balance_coef,
+      0.02);
 }
 
 TEST(MoeConfig, what_is_saved_is_read_as_it_was) {
@@ -128,7 +126,7 @@ TEST(MoeConfig, what_is_saved_is_read_as_it_was) {
     if (type == std::string("qwen3_moe")) patch["mlp_only_layers"] = {1}, patch["norm_topk_prob"] = true;
     if (type == std::string("gpt_oss")) patch["quantization_config"] = {{"quant_method", "mxfp4"}};
     if (type == std::string("deepseek_v3")) patch["q_lora_rank"] = nullptr, patch["rope_interleave"] = false;
-    const ModelConfig config = parse(type, patch);
+    const ModelConfig config = parse(of_family(type, patch));
     const json saved = config_to_save(config, "bfloat16");
     EXPECT_FALSE(saved.contains("quantization_config"));
     const ModelConfig again = parse_model_config(saved, "saved");

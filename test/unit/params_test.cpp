@@ -1,8 +1,6 @@
 // The list of parameters: counts of published models, names and shapes on disk, the fused layout in memory.
 #include "llama/params.h"
 
-#include <gtest/gtest.h>
-
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -11,26 +9,13 @@
 #include "llama/frozen.h"
 
 #include "llama/config_reader.h"
+#include "test/config_testing.h"
 #include "test/hf_configs.h"
 
 namespace fs = std::filesystem;
 using nlohmann::json;
 
 namespace {
-
-ModelConfig parse(const char* text, const json& patch = json::object()) {
-  json hf = json::parse(text);
-  hf.update(patch);
-  return parse_model_config(hf, "test");
-}
-
-int64_t count(const ModelConfig& config) {
-  int64_t n = 0;
-  for (const ParamUnit& unit : param_units(config)) {
-    for (const ParamSpec& p : unit.params) n += p.shape.numel();
-  }
-  return n;
-}
 
 std::map<std::string, Shape> disk_tensors(const ModelConfig& config) {
   std::map<std::string, Shape> tensors;
@@ -85,7 +70,7 @@ TEST(Params, published_models_have_their_published_number_of_parameters) {
       {"Gemma2_2B", 2'614'341'888},     {"Gemma3_1B", 999'885'952},        {"CommandR7B", 8'028'033'024},
       {"GLM4_9B_Chat", 9'399'951'360},  {"GLM4_9B_0414", 9'400'094'720},   {"Granite31_2B", 2'533'525'504}};
   for (const PublishedModel* model : kPublishedModels)
-    EXPECT_EQ(count(parse(model->v4)), published.at(model->name)) << model->name;
+    EXPECT_EQ(num_parameters(parse(model->v4)), published.at(model->name)) << model->name;
 }
 
 TEST(Params, mixtures_of_experts_have_their_published_number_of_parameters) {
@@ -93,7 +78,7 @@ TEST(Params, mixtures_of_experts_have_their_published_number_of_parameters) {
       {"mixtral_8x7b", 46'702'792'704}, {"qwen1.5_moe_a2.7b", 14'315'784'192}, {"qwen3_30b_a3b", 30'532'122'624},
       {"gpt_oss_20b", 20'914'757'184},  {"glm_4.5_air", 106'852'245'504},      {"deepseek_v3", 671'026'404'352}};
   for (const auto& [name, parameters] : published) {
-    EXPECT_EQ(count(load_model_config("configs/models/" + name + ".json")), parameters) << name;
+    EXPECT_EQ(num_parameters(load_model_config("configs/models/" + name + ".json")), parameters) << name;
   }
 }
 

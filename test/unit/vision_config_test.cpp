@@ -1,15 +1,12 @@
 // Vision-language models: where config.json describes the text part, what is carried along, where a checkpoint has its
 // decoder, and which tensors are kept as they are.
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <filesystem>
 
 #include "layers/core/check.h"
-#include "llama/config.h"
 #include "llama/config_reader.h"
 #include "llama/frozen.h"
-#include "llama/params.h"
+#include "test/config_testing.h"
 #include "test/files.h"
 
 namespace {
@@ -75,10 +72,6 @@ const json kQwen3_VL_30B = [] {
   return hf;
 }();
 
-ModelConfig parse(const json& hf) {
-  return parse_model_config(hf, "dir/config.json");
-}
-
 /// With `patch` applied at the top level, `text` in text_config.
 json with(json hf, const json& patch, const json& text = json::object()) {
   hf.update(patch);
@@ -98,29 +91,12 @@ json nested(const json& flat) {
   return hf;
 }
 
-json knobs(ModelConfig config) {
-  config.hf = json::object();
-  return config_to_save(config, "bfloat16");
-}
-
-int64_t count(const ModelConfig& config) {
-  int64_t n = 0;
-  for (const ParamUnit& unit : param_units(config)) {
-    for (const ParamSpec& p : unit.params) n += p.shape.numel();
-  }
-  return n;
-}
-
-void expect_refusal(const json& hf, const std::vector<std::string>& parts) {
-  const std::string message = error_of([&] { parse(hf); });
-  for (const std::string& part : parts) EXPECT_NE(message.find(part), std::string::npos) << part << "\n  " << message;
-}
-
 TEST(VisionConfig, the_text_part_of_published_models_has_its_number_of_parameters) {
-  EXPECT_EQ(count(parse(kGemma3_4B)), 4'300'079'472 - 416'866'032 - 1152 * 2560 - 1152);  // less SigLIP, projector
-  EXPECT_EQ(count(parse(kQwen25_VL_7B)), 7'615'616'512);                                  // Qwen2.5-7B
-  EXPECT_EQ(count(parse(kQwen3_VL_8B)), 8'190'735'360);                                   // Qwen3-8B
-  EXPECT_EQ(count(parse(kQwen3_VL_30B)), 30'532'122'624);                                 // Qwen3-30B-A3B
+  EXPECT_EQ(num_parameters(parse(kGemma3_4B)),
+            4'300'079'472 - 416'866'032 - 1152 * 2560 - 1152);      // less SigLIP, projector
+  EXPECT_EQ(num_parameters(parse(kQwen25_VL_7B)), 7'615'616'512);   // Qwen2.5-7B
+  EXPECT_EQ(num_parameters(parse(kQwen3_VL_8B)), 8'190'735'360);    // Qwen3-8B
+  EXPECT_EQ(num_parameters(parse(kQwen3_VL_30B)), 30'532'122'624);  // Qwen3-30B-A3B
 }
 
 TEST(VisionConfig, gemma3_leaves_most_keys_of_its_text_out) {
