@@ -10,7 +10,7 @@
 //   multiplied: on tensor cores (bf16, fp32 sums), or by FMA (fp32, for checks rather than for speed).
 //                 tile of the result   step   stages   shared memory   registers, sm_90   blocks on a multiprocessor
 //     bf16        128 x 128            32     3        48 KiB          124 to 128         2
-//     fp32        64 x 64              16     3        24 KiB          91 to 124          2 or more
+//     fp32        64 x 64              16     3        24 KiB          91 to 128          2 or more
 //
 // Work and bytes for R rows, bf16; an expert's weights are read from DRAM once where L2 holds them (the blocks of an
 //   expert are neighbours), its rows once for all columns:

@@ -69,7 +69,7 @@ done > "$work/small.jsonl"
 # As the first checkpoints of Qwen2-VL: the keys of text_config at the top level.
 cp -r test/fixtures/qwen2_5_vl "$work/qwen2_5_vl_flat.model"
 mv "$work/qwen2_5_vl_flat.model/config_v4.json" "$work/qwen2_5_vl_flat.model/config.json"
-families=(cohere2 glm glm4_biases granite mixtral qwen2_moe qwen3_moe qwen3_moe_unnormalised glm4_moe deepseek_v3 gemma3 qwen2_vl
+families=(mistral qwen2 qwen3 smollm3 olmo2 phi3 gemma2 gemma3_text cohere2 glm glm4_biases granite mixtral qwen2_moe qwen3_moe qwen3_moe_unnormalised glm4_moe deepseek_v3 gemma3 qwen2_vl
   qwen2_5_vl qwen2_5_vl_flat qwen3_vl qwen3_vl_moe)
 only_hf5=(gpt_oss mixtral_fused gemma3_untied qwen3_chunked)  # version 4 has no other limit of the gate, no fused experts, other names; packed.py
 saved=() dumps=() originals=()

@@ -152,7 +152,3 @@ int cuda_device_count() {
   if constexpr (kHasCuda) return cuda_count_devices();
   return 0;
 }
-
-void require_cpu(const Device& device, const char* op) {
-  CHECK(!device.is_cuda(), "{} has no CUDA kernels yet; use --train.device cpu", op);
-}

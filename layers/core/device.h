@@ -80,6 +80,3 @@ class Device {
 
 /// CUDA devices that this process can use: 0 when built with CUDA=0, without a driver, or without a GPU.
 int cuda_device_count();
-
-/// Raised by the front door of a layer that has no CUDA kernels.
-void require_cpu(const Device& device, const char* op);
